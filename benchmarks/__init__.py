@@ -12,6 +12,8 @@ video_sampling.py the frames that are wanted beside all of them; sound to its sp
 embedding_cache.py  pictures that come again, with the cache and without
 kv_index.py       the frontend's index of cached blocks: time of a lookup, and memory
 routing.py        conversations about pictures over four workers, by every routing
+agent_loop.py     agents with screenshots and tools in E/P/D, by --routing kv
+best_cached.py    the most tokens that a prefix cache could have given to them
 media_flood.py    text-only streams beside a flood of large pictures
 flood.py          what makes the flood
 pictures.py       pictures from a seed, as hard to compress as photographs

@@ -21,6 +21,7 @@ NAMES = (
     "kv_index",
     "grammar",
     "routing",
+    "agent_loop",
     "transfer",
 )
 WITH_VLLM = ("engine_compare", "vllm_overhead")  # run when named: they need .venv-vllm

@@ -6,8 +6,7 @@ worker's KV cache has room for its share of them and not for all. The fake engin
 for each token that it must prefill; torch computes with the checkpoint that ships. All begin with
 empty caches.
 
-The best possible is computed from the tokens themselves: of each prompt the blocks that stood in
-any prompt or answer that had ended before it was sent, as if one worker had seen them all.
+The best possible is computed from the tokens themselves (best_cached.py).
 """
 
 from __future__ import annotations
@@ -21,13 +20,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks import pictures, servers
+from benchmarks.best_cached import best_cached
 from benchmarks.load import first_model
 from benchmarks.record import Figure
 from benchmarks.servers import Server
-from triptych import blocks
 
 TALKS, TURNS, PICTURES, AT_ONCE, TOKENS = 200, 8, 50, 16, 16
-BLOCK = 16  # tokens, of both engines
 ROUTINGS = ("kv", "least-loaded", "round-robin", "random")
 SHARE = 0.9  # of the best possible, at least
 ENGINES = {
@@ -53,7 +51,7 @@ class Talk:
 class Asked:
     """One answered request."""
 
-    picture: int
+    pictures: tuple[int, ...]
     begun: float
     first: float  # seconds to the first token
     ended: float
@@ -149,7 +147,7 @@ def _ask(connection: http.client.HTTPConnection, model: str, talk: Talk) -> Aske
     ended = time.perf_counter()
     talk.messages.append({"role": "assistant", "content": said})
     cached = usage["prompt_tokens_details"]["cached_tokens"]
-    return Asked(talk.picture, begun, first, ended, prompt, tuple(made), cached)
+    return Asked((talk.picture,), begun, first, ended, prompt, tuple(made), cached)
 
 
 def _picture(number: int) -> str:
@@ -160,7 +158,7 @@ def _judged(asked: list[Asked]) -> dict[str, float]:
     firsts = sorted(one.first for one in asked)
     seconds = max(one.ended for one in asked) - min(one.begun for one in asked)
     tokens = sum(len(one.prompt) for one in asked)
-    cached, best = sum(one.cached for one in asked), _best(asked)
+    cached, best = sum(one.cached for one in asked), best_cached(asked)
     return {
         "requests": len(asked),
         "cached_share": cached / tokens,
@@ -171,37 +169,6 @@ def _judged(asked: list[Asked]) -> dict[str, float]:
         "requests_per_s": len(asked) / seconds,
         "tokens_per_s": (tokens + sum(len(one.made) for one in asked)) / seconds,
     }
-
-
-def _best(asked: list[Asked]) -> int:
-    """Tokens that could have come from a cache that forgets nothing and is everywhere."""
-    moments = [(one.begun, 1, one) for one in asked] + [(one.ended, 0, one) for one in asked]
-    seen: set[int] = set()
-    best = 0
-    for _, begins, one in sorted(moments, key=lambda moment: moment[:2]):
-        if begins:
-            found = _names(one.picture, one.prompt)
-            count = next((i for i, name in enumerate(found) if name not in seen), len(found))
-            best += BLOCK * min(count, (len(one.prompt) - 1) // BLOCK)
-        else:  # the last token has no keys and values yet
-            seen.update(_names(one.picture, one.prompt + one.made[:-1]))
-    return best
-
-
-def _names(picture: int, ids: tuple[int, ...]) -> list[int]:
-    """Of the blocks of a prompt with one picture, whose placeholders are its longest run."""
-    start = length = at = 0
-    while at < len(ids):
-        end = next((i for i in range(at, len(ids)) if ids[i] != ids[at]), len(ids))
-        if end - at > length:
-            start, length = at, end - at
-        at = end
-    key = picture.to_bytes(4, "big")
-    media = [
-        [(key, start)] if start < begin + BLOCK and start + length > begin else []
-        for begin in range(0, len(ids), BLOCK)
-    ]
-    return list(blocks.hash_blocks(blocks.hash_salt(""), ids, BLOCK, media))
 
 
 def _figures(engine: str, found: dict[str, dict[str, float]]) -> list[Figure]:

@@ -139,9 +139,10 @@ def serving(
     ready: bool = True,
     start_seconds: float = START_SECONDS,
     context: ssl.SSLContext | None = None,
+    python: str = sys.executable,
 ) -> Iterator[TestServer]:
     port = free_port("127.0.0.1", 0)
-    argv = [sys.executable, "-m", "triptych", "serve", *flags, f"--port={port}"]
+    argv = [python, "-m", "triptych", "serve", *flags, f"--port={port}"]
     if env and "TRIPTYCH_API_KEY" in env:
         env = {"TRIPTYCH_ADMIN_KEY": ADMIN} | env
     with tempfile.NamedTemporaryFile("w+", suffix=".log") as log:
