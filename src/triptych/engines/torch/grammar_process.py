@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
@@ -48,7 +49,7 @@ def translate(grammar: Grammar) -> str:
     match grammar.kind:
         case "json":
             return LLMatcher.grammar_from_json_schema(
-                grammar.text,
+                _closed(grammar.text),
                 # Over those that a schema may set itself (``x-guidance``).
                 overrides={"lenient": False, "whitespace_pattern": WHITESPACE},
             )
@@ -61,6 +62,53 @@ def translate(grammar: Grammar) -> str:
             return LLMatcher.grammar_from_lark(f"start: {strings}")
         case "grammar":
             return LLMatcher.grammar_from_lark(any_to_lark(grammar.text))
+
+
+def _closed(text: str) -> str:
+    if '"allOf"' in text:  # each of its schemas, or what these refer to, names some properties
+        return text
+    return json.dumps(close_objects(json.loads(text)), ensure_ascii=False)
+
+
+def close_objects(schema: Any) -> Any:
+    """The schema without properties that it does not name, where it does not say otherwise.
+
+    Clients mean this, and so does vLLM: a model that may write further properties writes them until
+    its tokens are used up. Objects whose schema is combined with others stay open.
+    """
+    if not isinstance(schema, dict) or _combined(schema):
+        return schema
+    closed = {
+        key: _CLOSING[key](value) if key in _CLOSING else value for key, value in schema.items()
+    }
+    if "properties" in schema and not schema.keys() & _NAMES_OTHERS:
+        closed["additionalProperties"] = False
+    return closed
+
+
+def _combined(schema: dict[str, Any]) -> bool:
+    return "properties" in schema and bool(schema.keys() & _COMBINES)
+
+
+def _close_each(schemas: Any) -> Any:
+    if isinstance(schemas, list):
+        return [close_objects(schema) for schema in schemas]
+    if isinstance(schemas, dict):
+        return {name: close_objects(schema) for name, schema in schemas.items()}
+    return schemas
+
+
+_NAMES_OTHERS = {"additionalProperties", "patternProperties", "unevaluatedProperties"}
+_COMBINES = {"anyOf", "oneOf", "$ref", "if", "dependentSchemas"}
+_CLOSING = {
+    "properties": _close_each,
+    "$defs": _close_each,
+    "definitions": _close_each,
+    "prefixItems": _close_each,
+    "anyOf": _close_each,
+    "oneOf": _close_each,
+    "items": close_objects,
+}
 
 
 def check_grammar(tokenizer: LLTokenizer, grammar: Grammar) -> CheckedGrammar:

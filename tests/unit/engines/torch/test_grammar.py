@@ -13,7 +13,7 @@ from tools.json_schemas import check_answer, random_schema, recursive_schema
 
 from support.torch_engine import Answer, Bench, settled, split, whole
 from triptych.checkpoint import packaged_folder
-from triptych.engines.torch import grammar_checker
+from triptych.engines.torch import grammar_checker, grammar_process
 from triptych.engines.torch.engine import TorchEngine
 from triptych.engines.torch.grammar import CACHED_GRAMMARS, GrammarCompiler
 from triptych.errors import InvalidSchema, Overloaded
@@ -90,6 +90,32 @@ async def test_json_follows_its_schema(bench, engine, temperature):
     answer = await ask(bench, engine, of_schema(PERSON), temperature=temperature)
     assert finish(answer) == "stop"
     check_answer(text(answer), PERSON)
+
+
+def test_objects_have_the_properties_that_their_schema_names():
+    """Unless it says otherwise, or is combined with others."""
+    inner = {"properties": {"properties": {"type": "integer"}}}
+    closed = inner | {"additionalProperties": False}
+    for schema, expected in [
+        (inner, closed),
+        ({"items": inner, "enum": [inner]}, {"items": closed, "enum": [inner]}),
+        (
+            {"$defs": {"a": inner}, "anyOf": [inner, True]},
+            {"$defs": {"a": closed}, "anyOf": [closed, True]},
+        ),
+        (inner | {"additionalProperties": True}, inner | {"additionalProperties": True}),
+        (inner | {"patternProperties": {}}, inner | {"patternProperties": {}}),
+        (inner | {"anyOf": [inner]}, inner | {"anyOf": [inner]}),
+        ({"type": "object"}, {"type": "object"}),
+        (True, True),
+    ]:
+        assert grammar_process.close_objects(schema) == expected
+
+
+async def test_an_object_ends_though_more_properties_would_be_valid(bench, engine):
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    found = json.loads(text(await ask(bench, engine, of_schema(schema))))
+    assert found.keys() == {"a"}
 
 
 async def test_a_recursive_schema_is_followed(bench, engine):
