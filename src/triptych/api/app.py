@@ -17,7 +17,7 @@ from triptych.api.content import MediaSlices
 from triptych.api.handlers import Handlers
 from triptych.api.keys import APIKeys
 from triptych.api.request_body import decode_request
-from triptych.api.responses import encode, error_body
+from triptych.api.responses import ErrorResponse, encode
 from triptych.api.routes import ROUTES, Access, Route, find_route
 from triptych.checkpoint import Model
 from triptych.config import Config
@@ -101,9 +101,9 @@ class App:
             raise NotFound("There is no such path here; /openapi.json lists those that are.")
         head.ignores_body = head.method != "POST" or route.method != "POST"
 
-    def reject(self, error: TriptychError) -> bytes:
+    def reject(self, error: TriptychError, head: RequestHead | None, request_id: str) -> bytes:
         self.metrics.count_response("-", error.status)
-        return error_body(error)
+        return _error_body(error, head, request_id)
 
     async def handle(self, exchange: HTTPExchange) -> None:
         """Answer a complete request, with an error if its handler fails."""
@@ -156,7 +156,16 @@ def _send_allowed_methods(exchange: HTTPExchange, method: str) -> None:
         exchange.send(200, b"", JSON, allow)
     else:
         error = MethodNotAllowed(f"This path takes {method} only.")
-        exchange.send(error.status, error_body(error), JSON, allow)
+        exchange.id = exchange.id or new_id("req-")
+        body = _error_body(error, exchange.head, exchange.id)
+        exchange.send(error.status, body, JSON, allow)
+
+
+def _error_body(error: TriptychError, head: RequestHead | None, request_id: str) -> bytes:
+    """The error as the route describes it."""
+    route = None if head is None else find_route(head.path)
+    shape = ErrorResponse if route is None else route.error
+    return encode(shape.of(error, request_id))
 
 
 def _send_error(exchange: HTTPExchange, error: Exception) -> None:
@@ -174,9 +183,10 @@ def _send_error(exchange: HTTPExchange, error: Exception) -> None:
     if error.status >= 500:
         shown = TriptychError(PUBLIC_MESSAGES.get(error.code, "Something went wrong on our side."))
         shown.status, shown.code = error.status, error.code
-    body = error_body(shown)
-    if exchange.stream is not None:
-        exchange.stream.end(b"data: %b\n\n" % body)
+    body = _error_body(shown, exchange.head, exchange.id)
+    if (stream := exchange.stream) is not None:
+        event = stream.error_event
+        stream.end(b"data: %b\n\n" % body if event is None else event(shown))
     if not exchange.started:
         exchange.send(shown.status, body, JSON, ERROR_HEADERS.get(shown.status, b""))
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 from triptych.api import requests
+from triptych.api.anthropic_responses import MessageEvents, MessagesFormat
 from triptych.api.replies import (
     ParsedChoice,
     ParsedStreamedChoice,
@@ -42,6 +43,8 @@ from triptych.prompt.processor import Prompt
 from triptych.prompt.tokenizer import Tokenizer
 from triptych.runtime.concurrency import QuietTaskGroup
 from triptych.sources.loader import MediaLoader, load_items
+
+STREAMS: dict[type, type[EventStream]] = {MessagesFormat: MessageEvents}  # of other formats
 
 
 class CompletionRunner:
@@ -159,7 +162,8 @@ class CompletionRunner:
         return_ids, received = bool(request.return_token_ids), exchange.received
         options = request.stream_options
         include_usage = bool(options and options.include_usage)
-        events = EventStream(exchange, format, self._name, int(time.time()), include_usage)
+        stream = STREAMS.get(type(format), EventStream)
+        events = stream(exchange, format, self._name, int(time.time()), include_usage)
         kind = StreamedChoice if parsing is None else ParsedStreamedChoice
         choices = [
             kind(

@@ -13,13 +13,14 @@ import re
 import secrets
 import typing
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import pybase64
 from msgspec import Struct
 
 from triptych.errors import (
     InvalidDataURL,
+    InvalidJSON,
     MediaDisabled,
     PayloadTooLarge,
     TooManyMedia,
@@ -27,6 +28,7 @@ from triptych.errors import (
     UnsupportedParameter,
 )
 from triptych.messages import PLURALS, MediaForm, MediaKind
+from triptych.prompt.chat_options import map_strings
 from triptych.prompt.processor import MediaPart, TextPart
 
 MEDIA_DISABLED = "This server takes text only. Start it with --enable-multimodal to send media."
@@ -226,7 +228,30 @@ def decode_data_url(
         raise UnsupportedMediaType(
             f"The data URL holds {quoted}, but this part takes {expected}.", param=param
         )
-    return _decode(memoryview(text)[prefix.end() :], "The data URL's base64", param)
+    data = memoryview(text)[prefix.end() :]
+    if data[: len(_MARKER)] == _MARKER.encode():  # see ``to_data_url``
+        data = memoryview(_resolve(bytes(data).decode(), slices))
+    return _decode(data, "The data URL's base64", param)
+
+
+def to_data_url(media_type: str, data: str) -> str:
+    """The data URL of base64 that stands alone in a request, or that a marker stands for."""
+    return f"data:{media_type};base64,{data}"
+
+
+def restore_strings(value: dict[str, Any], slices: MediaSlices, param: str) -> dict[str, Any]:
+    """An object that is not about media, with the strings that were extracted from it."""
+
+    def restored(text: str) -> str:
+        if not text.startswith(_MARKER):
+            return text
+        try:
+            return bytes(_resolve(text, slices)).decode()
+        except UnicodeDecodeError:
+            raise InvalidJSON("The body is not valid UTF-8.", param=param) from None
+
+    changed: dict[str, Any] = map_strings(value, restored) if slices else value
+    return changed
 
 
 def decode_base64(text: str, slices: MediaSlices, param: str) -> bytes:
@@ -259,8 +284,9 @@ _SPACE = rb"[ \t\r\n]{0,100}+"  # after more space, the JSON decoder reads the v
 _STRING_VALUE = re.compile(_SPACE + rb":" + _SPACE + rb'"')
 _DATA_URL_VALUE = re.compile(_STRING_VALUE.pattern + rb"(?=data:)")
 _MEMBERS = {  # that hold media: how a value begins, and from which length it is extracted
-    b'"url"': (_DATA_URL_VALUE, 0),
-    b'"data"': (_STRING_VALUE, MIN_BASE64),  # this and the next are base64 and nothing else
+    b'url"': (_DATA_URL_VALUE, 0),  # "url", and "image_url" where it is a string
+    b'"data"': (_STRING_VALUE, MIN_BASE64),  # this and the next are base64, or data URLs
+    b'"file_data"': (_STRING_VALUE, MIN_BASE64),
     b'_embeds"': (_STRING_VALUE, MIN_BASE64),
 }
 _ESCAPE = re.compile(rb"\\(?!/)")  # other than of a slash
@@ -273,9 +299,9 @@ _MARKER = f"slice:{secrets.token_hex(8)}:"  # a client can't guess it
 def extract_media(
     raw: RawBody, size: int, max_bytes: int, max_items: int
 ) -> tuple[memoryview, MediaSlices]:
-    """Replace data URLs of ``"url"`` members, and long strings of base64 members, by markers.
+    """Replace data URLs of members like ``"url"``, and long strings of base64 members, by markers.
 
-    In valid JSON an unescaped ``"url"`` before a colon is a member's name, wherever it stands.
+    In valid JSON an unescaped ``url"`` before a colon ends a member's name, wherever it stands.
     A value with an escape in it other than ``\\/`` stays for the JSON decoder. The rest may have
     ``max_bytes``, and there may be ``max_items`` values: the first one too many is refused as soon
     as it is found. Every byte is scanned a few times at most, whatever the body says.

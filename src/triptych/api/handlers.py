@@ -10,11 +10,19 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import msgspec
 
 from triptych.api import requests
+from triptych.api.anthropic_requests import (
+    CountTokensRequest,
+    MessagesInput,
+    MessagesRequest,
+    messages_to_chat,
+)
+from triptych.api.anthropic_responses import CountTokensResponse, MessagesFormat
 from triptych.api.completion import CompletionRunner
 from triptych.api.content import MEDIA_DISABLED, MediaPolicy, MediaSlices
 from triptych.api.replies import ReplyFormats
@@ -29,6 +37,7 @@ from triptych.api.responses import (
     ChatFormat,
     ClusterResponse,
     ClusterWorker,
+    CompletionFormat,
     DetokenizeResponse,
     FrontendReport,
     FunctionChatFormat,
@@ -42,6 +51,7 @@ from triptych.api.responses import (
     UnhealthyResponse,
     encode,
 )
+from triptych.api.translation import TranslatedChat
 from triptych.checkpoint import Model
 from triptych.config import Config
 from triptych.errors import (
@@ -117,6 +127,16 @@ class Handlers:
     # --- completions
 
     async def chat(self, exchange: HTTPExchange, request: ChatRequest, media: MediaSlices) -> None:
+        format = self._older_format if request.functions else self._chat_format
+        await self._answer(exchange, request, media, format)
+
+    async def _answer(
+        self,
+        exchange: HTTPExchange,
+        request: ChatRequest,
+        media: MediaSlices,
+        format: CompletionFormat,
+    ) -> None:
         self._check(request)
         tools = requests.tool_use(request, self._limits)
         options = requests.to_chat_options(request, tools, self._processor)
@@ -129,7 +149,6 @@ class Handlers:
         self.metrics.in_flight += 1
         try:
             prompt = await self._processor.chat(turns, options)
-            format = self._chat_format if tools is None or not tools.older else self._older_format
             await self._completions.complete(exchange, request, format, [prompt], parsing)
         except ContextLengthExceeded as error:
             error.param = "messages"
@@ -140,6 +159,32 @@ class Handlers:
             raise
         finally:
             self.metrics.in_flight -= 1
+
+    async def messages(
+        self, exchange: HTTPExchange, request: MessagesRequest, media: MediaSlices
+    ) -> None:
+        thinking = request.thinking
+        shows_thinking = thinking is None or thinking.display != "omitted"
+        chat = self._messages_to_chat(request, media)
+        with _original_places(chat):
+            format = MessagesFormat(shows_thinking=shows_thinking)
+            await self._answer(exchange, chat.request, media, format)
+
+    async def count_tokens(
+        self, exchange: HTTPExchange, request: CountTokensRequest, media: MediaSlices
+    ) -> CountTokensResponse:
+        chat = self._messages_to_chat(request, media)
+        with _original_places(chat):
+            self._check(chat.request)
+            return CountTokensResponse(len(await self._chat_ids(chat.request, media)))
+
+    def _messages_to_chat(self, request: MessagesInput, media: MediaSlices) -> TranslatedChat:
+        return messages_to_chat(
+            request,
+            media,
+            self._processor.uses_variable,
+            reasons=self._reply_formats.marks_reasoning,
+        )
 
     async def completion(
         self, exchange: HTTPExchange, request: CompletionRequest, media: MediaSlices
@@ -206,10 +251,7 @@ class Handlers:
         self._check_model(request.model)
         ids: Sequence[int]
         if request.messages is not None and request.prompt is None:
-            tools = requests.tool_use(request, self._limits)
-            options = requests.to_chat_options(request, tools, self._processor)
-            turns = await self._turns(request.messages, media)
-            ids = (await self._processor.chat(turns, options)).ids
+            ids = await self._chat_ids(request, media)
         elif request.prompt is not None and request.messages is None:
             special = request.add_special_tokens is not False
             try:
@@ -222,6 +264,15 @@ class Handlers:
         else:
             raise InvalidValue("Give either 'prompt' or 'messages'.", param="prompt")
         return TokenizeResponse(len(ids), self._model.context, ids)
+
+    async def _chat_ids(
+        self, request: ChatRequest | TokenizeRequest, media: MediaSlices
+    ) -> Sequence[int]:
+        """The prompt of a chat, in which a media item is one placeholder."""
+        tools = requests.tool_use(request, self._limits)
+        options = requests.to_chat_options(request, tools, self._processor)
+        turns = await self._turns(request.messages or (), media)
+        return (await self._processor.chat(turns, options)).ids
 
     async def detokenize(
         self, exchange: HTTPExchange, request: DetokenizeRequest, media: MediaSlices
@@ -314,6 +365,16 @@ class Handlers:
             workers=workers,
             unused=self._pipeline.unused,
         )
+
+
+@contextmanager
+def _original_places(chat: TranslatedChat) -> Iterator[None]:
+    """Errors name the parameters of the original request, not of the chat."""
+    try:
+        yield
+    except RequestError as error:
+        error.param = chat.place(error.param)
+        raise
 
 
 def _copy(body: memoryview) -> bytes:

@@ -71,8 +71,9 @@ class Application(Protocol):
     async def handle(self, exchange: HTTPExchange) -> None:
         """Respond to a complete request."""
 
-    def reject(self, error: TriptychError) -> bytes:
-        """The body of the response to a request that never reaches ``handle``."""
+    def reject(self, error: TriptychError, head: RequestHead | None, request_id: str) -> bytes:
+        """The body of the response to a request that never reaches ``handle``. ``head``: None if
+        it could not be read."""
 
 
 class ServerContext(Protocol):
@@ -477,7 +478,8 @@ class HTTPConnection(BufferedProtocol):
 
     def reject(self, error: TriptychError) -> None:
         """Respond with an error, and let the client read that before its socket closes."""
-        body = self.server.app.reject(error)
+        head, request_id = self._parser.head, new_id("req-")
+        body = self.server.app.reject(error, head, request_id)
         self.write(
             b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%b"
             b"x-request-id: %b\r\nconnection: close\r\n\r\n%b"
@@ -485,7 +487,7 @@ class HTTPConnection(BufferedProtocol):
                 STATUS_LINES[error.status],
                 len(body),
                 ERROR_HEADERS.get(error.status, b""),
-                new_id("req-").encode(),
+                request_id.encode(),
                 b"" if self._parser.is_head_request else body,
             )
         )

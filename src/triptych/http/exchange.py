@@ -12,6 +12,7 @@ from http import HTTPStatus
 from time import monotonic
 from typing import Protocol
 
+from triptych.errors import TriptychError
 from triptych.http.bodies import LARGE_BODY, BodyBuffer
 from triptych.http.parser import RequestHead
 from triptych.runtime.concurrency import Pausable
@@ -152,13 +153,14 @@ class HTTPExchange:
 class StreamingResponse:
     """The body of a streamed response; it exists once the head was sent."""
 
-    __slots__ = ("_chunked", "_write", "_write_soon", "ended")
+    __slots__ = ("_chunked", "_write", "_write_soon", "ended", "error_event")
 
     def __init__(self, writer: ResponseWriter, chunked: bool) -> None:
         self._write_soon = writer.write_soon
         self._write = writer.write
         self._chunked = chunked
         self.ended = False
+        self.error_event: Callable[[TriptychError], bytes] | None = None  # None: OpenAI's own
 
     def write(self, data: bytes) -> None:
         self._write_soon(_chunk(data) if self._chunked else data)

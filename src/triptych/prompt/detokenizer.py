@@ -42,6 +42,7 @@ class Detokenizer:
         "_starts",
         "_stop",
         "_text",
+        "stop_string",
         "stopped",
         "used",
     )
@@ -55,6 +56,7 @@ class Detokenizer:
     ) -> None:
         self.used = 0  # ids of the answer, with the one that ended it
         self.stopped = False  # by a stop string or an end id
+        self.stop_string = ""  # the one that ended it
         pieces = tokenizer.pieces_with(kept) if kept else tokenizer.pieces
         self._text: TextDecoder = _DECODERS[tokenizer.style](tokenizer, pieces)
         self._feed = self._text.feed
@@ -109,8 +111,11 @@ class Detokenizer:
 
     def _find(self, text: str) -> int | None:
         """Where the stop string begins that is completed first."""
-        found = [(at + len(s), at) for s in self._stop if (at := text.find(s)) >= 0]
-        return min(found)[1] if found else None
+        found = [(at + len(s), at, s) for s in self._stop if (at := text.find(s)) >= 0]
+        if not found:
+            return None
+        _, at, self.stop_string = min(found)
+        return at
 
     def _safe(self, text: str) -> int:
         """How many characters cannot be the start of a stop string."""

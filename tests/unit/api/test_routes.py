@@ -15,10 +15,13 @@ from triptych.config import Limits
 
 PLAIN = {"model": "tiny", "prompt": "a"}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+MESSAGES = CHAT | {"max_tokens": 8}
 IDS = {"return_token_ids": True}
 REQUESTS = {  # of each path: what is sent, and with which method
     "/v1/chat/completions": [CHAT, CHAT | IDS | {"n": 2, "logprobs": True, "top_logprobs": 2}],
     "/v1/completions": [PLAIN, PLAIN | IDS | {"logprobs": 2}, PLAIN | {"prompt": ["a", "b"]}],
+    "/v1/messages": [MESSAGES, MESSAGES | {"system": "Be brief.", "stop_sequences": ["there"]}],
+    "/v1/messages/count_tokens": [CHAT],
     "/v1/media": [b"a file"],
     "/tokenize": [{"prompt": "a"}, {"messages": CHAT["messages"]}],
     "/detokenize": [{"tokens": [5]}],
@@ -114,7 +117,12 @@ async def test_responses_are_what_the_route_and_the_document_say(web, route):
             validate(content["schema"], document, reply.json)
 
 
-@pytest.mark.parametrize("route", [r for r in ROUTES if r.events], ids=by_path)
+CHUNKED = [
+    route for route in ROUTES if is_struct(route.events)
+]  # others have events of several types
+
+
+@pytest.mark.parametrize("route", CHUNKED, ids=by_path)
 @pytest.mark.parametrize("usage", [False, True])
 async def test_streamed_events_are_what_the_route_says(web, route, usage):
     options = {"stream": True} | ({"stream_options": {"include_usage": True}} if usage else {})
@@ -125,6 +133,17 @@ async def test_streamed_events_are_what_the_route_says(web, route, usage):
         for event in events:
             check(route.events, json.dumps(event))
             assert ("usage" in event) == usage
+
+
+@pytest.mark.parametrize("route", [r for r in ROUTES if r.events and r not in CHUNKED], ids=by_path)
+async def test_streamed_events_are_named_as_their_type(web, route):
+    for body in REQUESTS[route.path]:
+        reply = await web.ask(route.path, body | {"stream": True})
+        names, data = zip(*reply.named_events, strict=True)
+        assert len(names) > 5
+        for name, event in zip(names, data, strict=True):
+            check(route.events, json.dumps(event))
+            assert event["type"] == name
 
 
 async def test_errors_are_what_the_document_says(web):

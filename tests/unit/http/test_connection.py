@@ -84,7 +84,7 @@ class PlayedServer:
         if head.path == "/missing":
             raise NotFound("nothing")
 
-    def reject(self, error):
+    def reject(self, error, head, request_id):
         self.rejections.append(error.code)
         return error_body(error)
 

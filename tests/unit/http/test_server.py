@@ -633,7 +633,7 @@ from triptych.http.server import HTTPServer
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 
 class App:
-    reject = staticmethod(error_body)
+    reject = staticmethod(lambda error, head, request_id: error_body(error))
 
     def check_head(self, head):
         pass
