@@ -11,13 +11,14 @@ from msgspec import UNSET, Struct, UnsetType
 from triptych.api.anthropic_requests import TextBlock, ThinkingBlock, ToolUseBlock
 from triptych.api.responses import (
     ChoiceOutput,
+    ChoiceResult,
     ReplyParts,
     Usage,
     encode,
     shown_message,
     shown_param,
 )
-from triptych.api.stream import TEXT_MARK, EventStream
+from triptych.api.stream import TEXT_MARK, EventStream, encode_event
 from triptych.errors import TriptychError
 from triptych.http.exchange import StreamingResponse
 from triptych.messages import FinishReason
@@ -74,13 +75,6 @@ class MessagesResponse(Struct, frozen=True):
 
 class CountTokensResponse(Struct, frozen=True):
     input_tokens: int
-
-
-class ChoiceResult(Struct, frozen=True):
-    """New output of the one choice, for formats that show it in a shape of their own."""
-
-    output: ChoiceOutput
-    finish: FinishReason | None
 
 
 class MessagesFormat:
@@ -197,12 +191,6 @@ class MessageStop(Struct, frozen=True, tag_field="type", tag="message_stop"):
 
 
 MessageEvent = MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop
-
-
-def encode_event(event: Struct) -> bytes:
-    """A server-sent event that is named as its type."""
-    name = event.__struct_config__.tag
-    return b"event: %b\ndata: %b\n\n" % (str(name).encode(), encode(event))
 
 
 class MessageEvents(EventStream):

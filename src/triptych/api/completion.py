@@ -22,6 +22,7 @@ from triptych.api.replies import (
     apply_grammar,
 )
 from triptych.api.requests import ChatRequest, CompletionRequest
+from triptych.api.response_objects import ResponseEvents, ResponsesFormat
 from triptych.api.responses import CompletionFormat, encode
 from triptych.api.stream import (
     BufferedChoice,
@@ -44,7 +45,10 @@ from triptych.prompt.tokenizer import Tokenizer
 from triptych.runtime.concurrency import QuietTaskGroup
 from triptych.sources.loader import MediaLoader, load_items
 
-STREAMS: dict[type, type[EventStream]] = {MessagesFormat: MessageEvents}  # of other formats
+STREAMS: dict[type, type[EventStream]] = {  # of formats with events of their own
+    MessagesFormat: MessageEvents,
+    ResponsesFormat: ResponseEvents,
+}
 
 
 class CompletionRunner:

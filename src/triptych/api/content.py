@@ -29,7 +29,7 @@ from triptych.errors import (
 )
 from triptych.messages import PLURALS, MediaForm, MediaKind
 from triptych.prompt.chat_options import map_strings
-from triptych.prompt.processor import MediaPart, TextPart
+from triptych.prompt.processor import ChatTurn, MediaPart, TextPart
 
 MEDIA_DISABLED = "This server takes text only. Start it with --enable-multimodal to send media."
 MIN_BASE64 = 4096  # characters of bare base64 from which extracting it pays
@@ -157,6 +157,20 @@ def check_media_count(parts: Iterable[ChatContentPart], policy: MediaPolicy) -> 
         if type(part) is not TextContent:
             kind = _KIND_AND_FORM[type(part)][0]
             counts[kind] = counts.get(kind, 0) + 1
+    _check_counts(counts, policy)
+
+
+def check_turn_media(turns: Iterable[ChatTurn], policy: MediaPolicy) -> None:
+    """The same for turns, some of which are of earlier requests."""
+    counts: dict[MediaKind, int] = {}
+    for turn in turns:
+        for part in turn.content:
+            if isinstance(part, MediaPart):
+                counts[part.kind] = counts.get(part.kind, 0) + 1
+    _check_counts(counts, policy)
+
+
+def _check_counts(counts: dict[MediaKind, int], policy: MediaPolicy) -> None:
     for kind, number in counts.items():
         if number > (limit := policy.max_of_kind.get(kind, number)):
             raise TooManyMedia(
@@ -232,6 +246,12 @@ def decode_data_url(
     if data[: len(_MARKER)] == _MARKER.encode():  # see ``to_data_url``
         data = memoryview(_resolve(bytes(data).decode(), slices))
     return _decode(data, "The data URL's base64", param)
+
+
+def data_url_type(url: str, slices: MediaSlices) -> str | None:
+    """The media type of a data URL; None if it has none, or is none."""
+    prefix = _DATA_URL_PREFIX.match(_resolve(url, slices))
+    return None if prefix is None or prefix[1] is None else prefix[1].decode().lower()
 
 
 def to_data_url(media_type: str, data: str) -> str:

@@ -8,6 +8,7 @@ streams do, return None.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,12 @@ from triptych.api.anthropic_requests import (
 )
 from triptych.api.anthropic_responses import CountTokensResponse, MessagesFormat
 from triptych.api.completion import CompletionRunner
-from triptych.api.content import MEDIA_DISABLED, MediaPolicy, MediaSlices
+from triptych.api.content import (
+    MEDIA_DISABLED,
+    MediaPolicy,
+    MediaSlices,
+    check_turn_media,
+)
 from triptych.api.replies import ReplyFormats
 from triptych.api.requests import (
     ChatMessage,
@@ -32,6 +38,14 @@ from triptych.api.requests import (
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
+)
+from triptych.api.response_objects import ResponseObject, ResponsesFormat
+from triptych.api.response_requests import ResponseRequest, response_to_chat
+from triptych.api.response_store import (
+    Conversation,
+    ResponseStore,
+    StoredResponse,
+    called_functions,
 )
 from triptych.api.responses import (
     ChatFormat,
@@ -46,6 +60,7 @@ from triptych.api.responses import (
     MediaUpload,
     ModelCard,
     ModelList,
+    ReplyParts,
     TextFormat,
     TokenizeResponse,
     UnhealthyResponse,
@@ -63,6 +78,7 @@ from triptych.errors import (
     ModelNotFound,
     Overloaded,
     RequestError,
+    ResponseNotFound,
 )
 from triptych.http.exchange import HTTPExchange
 from triptych.http.server import HTTPServer
@@ -103,6 +119,13 @@ class Handlers:
         self._uploads = uploads
         self._decoding = decoding
         self._created = int(time.time())
+        limits = config.limits
+        self._responses = ResponseStore(
+            limits.stored_responses,
+            limits.stored_response_bytes,
+            limits.stored_response_seconds,
+            share=config.share(limits.stored_response_bytes),
+        )
         self._media_policy = MediaPolicy(
             config.enable_multimodal, config.limits.media_items, config.media_limits
         )
@@ -136,12 +159,17 @@ class Handlers:
         request: ChatRequest,
         media: MediaSlices,
         format: CompletionFormat,
+        conversation: Conversation | None = None,
     ) -> None:
+        """``conversation``: adds earlier turns to those of the request."""
         self._check(request)
         tools = requests.tool_use(request, self._limits)
         options = requests.to_chat_options(request, tools, self._processor)
         parsing = self._reply_formats.parsing(request, tools)
         turns = await self._turns(request.messages, media)
+        if conversation is not None:
+            turns = conversation.join(turns)
+            check_turn_media(turns, self._media_policy)
         media.clear()
         exchange.release()  # the turns have copies of what they need from the body
         prompt: Prompt | None = None
@@ -177,6 +205,44 @@ class Handlers:
         with _original_places(chat):
             self._check(chat.request)
             return CountTokensResponse(len(await self._chat_ids(chat.request, media)))
+
+    async def create_response(
+        self, exchange: HTTPExchange, request: ResponseRequest, media: MediaSlices
+    ) -> None:
+        tenant, previous = exchange.head.tenant, request.previous_response_id
+        earlier: tuple[ChatTurn, ...] = ()
+        if previous is not None:
+            try:
+                earlier = self._responses.conversation(tenant, previous)
+            except ResponseNotFound as error:
+                error.param = "previous_response_id"
+                raise
+        conversation = Conversation(earlier, instructed=bool(request.instructions))
+        chat = response_to_chat(request, media, called_functions(earlier))
+        keep = None
+        if request.store is not False and self._responses.enabled:
+            keep = functools.partial(self._keep_response, tenant, conversation)
+        format = ResponsesFormat(request, self._processor.tokenizer.token_bytes, keep)
+        with _original_places(chat, conversation):
+            await self._answer(exchange, chat.request, media, format, conversation)
+
+    def _keep_response(
+        self,
+        tenant: str,
+        conversation: Conversation,
+        response: ResponseObject,
+        parts: ReplyParts,
+    ) -> None:
+        message = requests.answer_message(parts)
+        try:
+            answer = requests.to_turns([message], [], self._media_policy)
+        except InvalidValue:  # arguments that are nested too deeply: no template can render them
+            return
+        turns = (*conversation.own, *answer)
+        self._responses.put(tenant, StoredResponse(response, turns))
+
+    async def get_response(self, exchange: HTTPExchange, id: str) -> ResponseObject:
+        return self._responses.get(exchange.head.tenant, id).response
 
     def _messages_to_chat(self, request: MessagesInput, media: MediaSlices) -> TranslatedChat:
         return messages_to_chat(
@@ -368,12 +434,17 @@ class Handlers:
 
 
 @contextmanager
-def _original_places(chat: TranslatedChat) -> Iterator[None]:
+def _original_places(
+    chat: TranslatedChat, conversation: Conversation | None = None
+) -> Iterator[None]:
     """Errors name the parameters of the original request, not of the chat."""
     try:
         yield
     except RequestError as error:
-        error.param = chat.place(error.param)
+        param = error.param
+        if conversation is not None:
+            param = conversation.place(param)
+        error.param = chat.place(param)
         raise
 
 

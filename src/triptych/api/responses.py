@@ -364,6 +364,13 @@ class ChoiceOutput(Struct, frozen=True):
         return bool(self.text or self.ids or self.logprobs or parts)
 
 
+class ChoiceResult(Struct, frozen=True):
+    """New output of the one choice, for formats that show it in a shape of their own."""
+
+    output: ChoiceOutput
+    finish: FinishReason | None
+
+
 class CompletionFormat(Protocol):
     """Chat completions or text completions, as structs."""
 
@@ -396,7 +403,7 @@ class ChatFormat:
         self._token_bytes = token_bytes
 
     def choice(self, index: int, output: ChoiceOutput, finish: FinishReason) -> ChatChoice:
-        logprobs = self._logprobs(output.logprobs)
+        logprobs = self.logprobs(output.logprobs)
         if (reply := output.reply) is None:
             return ChatChoice(index, AssistantMessage(output.text), logprobs, finish, output.ids)
         message = AssistantMessage(
@@ -412,7 +419,7 @@ class ChatFormat:
         self, index: int, output: ChoiceOutput, finish: FinishReason | None
     ) -> ChatChunkChoice:
         content = output.text if output.text or output.ids or output.logprobs else UNSET
-        logprobs = self._logprobs(output.logprobs)
+        logprobs = self.logprobs(output.logprobs)
         if (reply := output.reply) is None:
             return ChatChunkChoice(index, ChatDelta(UNSET, content), logprobs, finish, output.ids)
         delta = ChatDelta(
@@ -451,7 +458,7 @@ class ChatFormat:
     def first_chunk_choice(self, index: int) -> ChatChunkChoice:
         return ChatChunkChoice(index, ChatDelta("assistant", ""), None, None)
 
-    def _logprobs(self, tokens: Sequence[ScoredToken] | None) -> ChatLogprobs | None:
+    def logprobs(self, tokens: Sequence[ScoredToken] | None) -> ChatLogprobs | None:
         if tokens is None:
             return None
         return ChatLogprobs([self._token(token) for token in tokens])

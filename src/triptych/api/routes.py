@@ -31,6 +31,8 @@ from triptych.api.requests import (
     TokenizeRequest,
     Unsupported,
 )
+from triptych.api.response_objects import ResponseObject, ResponseStreamEvent
+from triptych.api.response_requests import ResponseRequest
 from triptych.api.responses import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -130,6 +132,24 @@ ROUTES = (
         error=MessagesError,
         handler=Handlers.count_tokens,
         summary="Tokens of the prompt of such a chat.",
+    ),
+    Route(
+        path="/v1/responses",
+        method="POST",
+        access=Access.KEY,
+        request=ResponseRequest,
+        response=ResponseObject,
+        events=ResponseStreamEvent,
+        handler=Handlers.create_response,
+        summary="Answer a chat in the shape of OpenAI's Responses API.",
+    ),
+    Route(
+        path="/v1/responses/{id}",
+        method="GET",
+        access=Access.KEY,
+        response=ResponseObject,
+        handler=Handlers.get_response,
+        summary="An answer that was stored for the same key.",
     ),
     Route(
         path="/v1/models",

@@ -303,6 +303,12 @@ class EventStream:
         return b"data: %b\n\n" % encode(chunk)
 
 
+def encode_event(event: Struct) -> bytes:
+    """A server-sent event that is named as its type."""
+    name = event.__struct_config__.tag
+    return b"event: %b\ndata: %b\n\n" % (str(name).encode(), encode(event))
+
+
 def _scored_tokens(ids: Sequence[int], delta: Delta) -> list[ScoredToken]:
     return [ScoredToken(id, logprob) for id, logprob in zip(ids, delta.logprobs, strict=False)]
 

@@ -22,6 +22,17 @@ REQUESTS = {  # of each path: what is sent, and with which method
     "/v1/completions": [PLAIN, PLAIN | IDS | {"logprobs": 2}, PLAIN | {"prompt": ["a", "b"]}],
     "/v1/messages": [MESSAGES, MESSAGES | {"system": "Be brief.", "stop_sequences": ["there"]}],
     "/v1/messages/count_tokens": [CHAT],
+    "/v1/responses": [
+        {"model": "tiny", "input": "Hi", "max_output_tokens": 8},
+        {
+            "model": "tiny",
+            "input": CHAT["messages"],
+            "instructions": "Be brief.",
+            "max_output_tokens": 8,
+            "top_logprobs": 2,
+            "metadata": {"a": "b"},
+        },
+    ],
     "/v1/media": [b"a file"],
     "/tokenize": [{"prompt": "a"}, {"messages": CHAT["messages"]}],
     "/detokenize": [{"tokens": [5]}],
@@ -95,6 +106,10 @@ async def test_access(open_site, route):
 # --- responses
 
 
+def stored_response():
+    return "/v1/responses", REQUESTS["/v1/responses"][0]
+
+
 def check(struct, raw):
     """Strictly: nothing is missing, of another type, or left over."""
     decoded = msgspec.json.decode(raw, type=struct, strict=True)
@@ -108,6 +123,8 @@ async def test_responses_are_what_the_route_and_the_document_say(web, route):
     path = route.path
     if route.path == "/v1/media/{id}":
         path = (await web.ask("/v1/media", b"x")).json["id"].replace("media://", "/v1/media/")
+    if route.path == "/v1/responses/{id}":
+        path = "/v1/responses/" + (await web.ask(*stored_response())).json["id"]
     for body in REQUESTS.get(route.path, [None]):
         reply = await web.ask(path.replace("{model}", "tiny"), body, route.method)
         assert reply.status == 200
