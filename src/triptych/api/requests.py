@@ -63,6 +63,7 @@ _ROLES: dict[str, ChatRole] = {  # as templates know them
     "tool": "tool",
     "function": "tool",
 }
+_PLAIN_ROLES = frozenset(("system", "developer", "user"))  # whose turns have at most a name
 
 
 class MessageFunction(Struct, frozen=True):
@@ -199,7 +200,9 @@ def to_turns(
             ChatTurn(
                 _ROLES[message.role],
                 _content(message, i, slices, policy),
-                _details(message, i, names),
+                None
+                if message.name is None and message.role in _PLAIN_ROLES
+                else _details(message, i, names),
             )
             for i, message in enumerate(messages)
         ]
@@ -306,10 +309,10 @@ def to_chat_options(
     if variables:
         _check_variables(variables)
         processor.check_variables(variables)
-    effort = request.reasoning_effort if isinstance(request, ChatRequest) else None
+    effort = request.reasoning_effort if type(request) is ChatRequest else None
     if effort is not None and processor.uses_variable("reasoning_effort"):
         variables = {"reasoning_effort": effort, **variables}
-    add, go_on = request.add_generation_prompt, bool(request.continue_final_message)
+    add, go_on = request.add_generation_prompt, request.continue_final_message is True
     if go_on:
         _check_continued(request)
     if tools is None and not variables and add is not False and not go_on:

@@ -1,7 +1,7 @@
-"""Calls written as a Python list: ``[f(a=1), g(b="x")]`` (Llama 4, Llama 3.2, ToolACE).
+"""Calls written as a Python list: ``[f(a=1), g(b="x")]`` (Llama 4, Llama 3.2, LFM2, ToolACE).
 
-The list stands at the beginning of a line or after ``<|python_start|>``. Arguments are literals,
-given by name; they are translated to JSON as they arrive. Nothing is evaluated.
+The list stands at the beginning of a line, or between markers. Arguments are literals, given by
+name; they are translated to JSON as they arrive. Nothing is evaluated.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from triptych.parsers.bare import BareCallReader
 from triptych.parsers.json_arguments import DEPTH, HEXADECIMAL, copy_number, escape
 from triptych.parsers.reader import Markers, Reading
 
-_OPENING = Markers("<|python_start|>", "[")
+_ENDS = {"<|python_start|>": "<|python_end|>", "<|tool_call_start|>": "<|tool_call_end|>"}
+_OPENING = Markers(*_ENDS, "[")
 _WORDS = {
     "True": "true",
     "False": "false",
@@ -43,15 +44,15 @@ _CODE_DIGITS = {"x": 2, "u": 4, "U": 8}
 
 
 class PythonicParser(BareCallReader):
-    kept_markers = ("<|python_start|>", "<|python_end|>")
+    kept_markers = (*_ENDS, *_ENDS.values())
 
     def _read(self) -> Reading[None]:
         while marker := (yield from self.read_bare(_OPENING, "[")):
             yield from self.skip_space()
             whole = yield from self._read_list()
             self.end()
-            if whole and marker == "<|python_start|>":
-                yield from self.close("<|python_end|>")
+            if whole and marker in _ENDS:
+                yield from self.close(_ENDS[marker])
             else:
                 self.reject()
 

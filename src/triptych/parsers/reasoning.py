@@ -45,10 +45,11 @@ class ReasoningParser:
 
     def finish(self) -> ParsedOutput:
         held = "".join((*self._space, self._held))
+        if self._inside and self._step == self._begin:  # line breaks after the prompt's marker
+            held = held.lstrip("\n")
+        self._step = self._rest.push  # a method of its own would be a reference cycle
         if not self._inside:
             return join(self._rest.push(held) if held else NOTHING, self._rest.finish())
-        if self._step == self._begin:  # line breaks after the marker of the prompt
-            held = held.lstrip("\n")
         return join(ParsedOutput(reasoning=held), self._rest.finish())
 
     def _begin(self, text: str) -> ParsedOutput:
@@ -56,13 +57,11 @@ class ReasoningParser:
         text = self._held + text
         start = text if self._held else text.lstrip()
         self._space.append(text[: len(text) - len(start)])
-        self._held = ""
-        if self._opening.startswith(start):
+        if len(start) < len(self._opening) and self._opening.startswith(start):
             self._held = start
-            if start != self._opening:
-                return NOTHING
+            return NOTHING
+        self._held = ""
         if start.startswith(self._opening):
-            self._held = ""
             self._space.clear()
             self._inside = True
             return self._enter(start[len(self._opening) :])

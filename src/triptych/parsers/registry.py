@@ -30,21 +30,24 @@ REASONING_PARSERS: dict[str, ReasoningMarkers] = {
     "think": ReasoningMarkers("<think>", "</think>"),
 }
 
-# Text of a template that only this format has; the first that is found counts.
-_TOOL_SIGNS = (
-    ("<arg_key>", "glm"),
-    ("<function=", "qwen-coder"),
-    ("<tool_call>", "hermes"),
-    ("[TOOL_CALLS]", "mistral"),
-    ("<｜tool▁calls▁begin｜>", "deepseek"),
-    ("[func_name1(", "pythonic"),
-    ('"parameters": dictionary of argument name', "llama"),
-    ("<|python_tag|>", "llama"),
+# Texts that a template of this format has, all of them; the first format that fits counts. None:
+# a format of its own that looks like the next.
+_TOOL_SIGNS: tuple[tuple[tuple[str, ...], str | None], ...] = (
+    (("<tool_call>", "<arg_key>"), "glm"),
+    (("<tool_call>", "<function="), "qwen-coder"),
+    (("<tool_calls>",), None),
+    (("<tool_call>", '"arguments'), "hermes"),
+    (("[TOOL_CALLS]",), "mistral"),
+    (("<｜tool▁calls▁begin｜>",), "deepseek"),
+    (("<|tool_call_start|>[",), "pythonic"),
+    (("[func_name1(",), "pythonic"),
+    (('"parameters": dictionary of argument name',), "llama"),
 )
 
 
 def detect_tool_parser(chat_template: str) -> str | None:
-    return next((name for sign, name in _TOOL_SIGNS if sign in chat_template), None)
+    fitting = (name for signs, name in _TOOL_SIGNS if all(sign in chat_template for sign in signs))
+    return next(fitting, None)
 
 
 def detect_reasoning_parser(chat_template: str) -> str | None:

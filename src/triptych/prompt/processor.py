@@ -265,17 +265,20 @@ class PromptProcessor:
 
     def _message(self, turn: ChatTurn, mark: str) -> TemplateMessage:
         """A turn in a form that the template can render."""
-        message: TemplateMessage = {"role": turn.role, "content": self._content(turn, mark)}
+        template, forms = self._template, self._tool_forms
+        assert isinstance(template, ChatTemplate)
+        if turn.role == "tool":
+            content = self._content(turn.content, forms.result_parts, forms.result_text, mark)
+        else:
+            content = self._content(turn.content, template.takes_parts, template.takes_text, mark)
+        message: TemplateMessage = {"role": turn.role, "content": content}
         if turn.details is not None:
-            turn.details.write(message, self._tool_forms, lambda text: self._safe(text, mark))
+            turn.details.write(message, forms, lambda text: self._safe(text, mark))
         return message
 
-    def _content(self, turn: ChatTurn, mark: str) -> str | list[dict[str, Any]]:
-        template, content = self._template, turn.content
-        assert isinstance(template, ChatTemplate)
-        takes_parts, takes_text = template.takes_parts, template.takes_text
-        if turn.role == "tool":
-            takes_parts, takes_text = self._tool_forms.result_parts, self._tool_forms.result_text
+    def _content(
+        self, content: str | tuple[PromptPart, ...], takes_parts: bool, takes_text: bool, mark: str
+    ) -> str | list[dict[str, Any]]:
         if isinstance(content, str):
             text = self._safe(content, mark)
             return text if takes_text else [{"type": "text", "text": text}]
@@ -379,7 +382,7 @@ def _check(turns: Sequence[ChatTurn], forms: ToolForms) -> None:
                 "The model's chat template has no place for results of tools.",
                 param=f"messages[{i}].role",
             )
-        if turn.details is not None and turn.details.calls and not forms.calls:
+        if turn.details and turn.details.calls and not forms.calls:
             raise InvalidValue(
                 "The model's chat template has no place for tool calls.",
                 param=f"messages[{i}].tool_calls",

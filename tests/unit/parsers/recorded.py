@@ -89,6 +89,14 @@ RECORDED = [
         [WEATHER, CLICK, ("now", {})],
     ),
     Recorded(
+        "lfm2",
+        "pythonic",
+        "<|tool_call_start|>[get_weather(city='Paris', unit='celsius')]<|tool_call_end|>"
+        "Checking the weather.",
+        [WEATHER],
+        "Checking the weather.",
+    ),
+    Recorded(
         "llama-3.2-pythonic",
         "pythonic",
         "[write_file(path='123', text="

@@ -159,7 +159,7 @@ def test_work_is_linear_in_the_text(tool):
     for start, unit in [*(("", one) for one in HOSTILE), *((one, one[-1]) for one in opened)]:
         for split in (list, lambda text: [text]):
             short, long = (
-                count_calls(new_parser(tool), split(start + unit * times)) for times in (100, 400)
+                count_calls(new_parser(tool), split(start + unit * times)) for times in (50, 200)
             )
             assert long <= 4.4 * short + 100, (start, unit, short, long)
 

@@ -1,8 +1,10 @@
 """Outputs of all families: however they are divided, the deltas add up to the same calls."""
 
+import gc
 import itertools
 import json
 import random
+import weakref
 
 import pytest
 from hypothesis import given, settings
@@ -80,6 +82,20 @@ def test_arguments_stream(recorded):
         if value:
             deltas = [call for one in parsed for call in one.calls if call.index == index]
             assert len(deltas) > len(value)
+
+
+@pytest.mark.parametrize("recorded", RECORDED, ids=lambda r: r.family)
+@pytest.mark.parametrize("end", [None, 10])
+def test_a_finished_parser_needs_no_garbage_collection(recorded, end):
+    gc.disable()
+    try:
+        parser = parser_of(recorded)
+        gone = weakref.ref(parser)
+        parse(parser, [recorded.text[:end]])
+        del parser
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 @settings(max_examples=40, deadline=None)

@@ -45,6 +45,41 @@ def test_templates_without_signs_have_no_parser():
     assert detect_reasoning_parser("{{ messages }}") is None
 
 
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ('<tool_call>\n{"name": <function-name>, "arguments": <args>}\n</tool_call>', "hermes"),
+        ('<tool_call>\\n{\\"name\\": ..., \\"arguments\\": ...}', "hermes"),
+        ("<tool_call>\n<function=example_function_name>\n<parameter=p>", "qwen-coder"),
+        ("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>", "glm"),
+        ("{{ '[TOOL_CALLS]' + tool['function']['name'] + '[ARGS]' + arguments }}", "mistral"),
+        (
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>",
+            "deepseek",
+        ),
+        (
+            "Use exact format: [func_name1(param1=value1, param2=value2), func_name2(...)]",
+            "pythonic",
+        ),
+        ('"<|tool_call_start|>[" + (calls | join(", ")) + "]<|tool_call_end|>"', "pythonic"),
+        ('{"name": function name, "parameters": dictionary of argument name and its', "llama"),
+        ("{{ '<function=' + name + '>' + arguments + '</function>' }}<|python_tag|>", None),
+        ('within <tool_call></tool_call>: <tool_calls>[{"name": f, "arguments": a}]', None),
+        ("{%- set begin = namespace ~ '<tool_call>' -%}", None),
+    ],
+)
+def test_templates_say_their_format(written, name):
+    assert detect_tool_parser("{% if tools %}" + written) == name
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [("content.split('</think>')", "think"), ("[/THINK]", "mistral"), ("◁/think▷", "kimi")],
+)
+def test_templates_say_their_reasoning(written, name):
+    assert detect_reasoning_parser("{{ messages }}" + written) == name
+
+
 def test_markers_to_keep_are_those_of_both():
     assert kept_markers(None, None) == ()
     assert "<tool_call>" in kept_markers("hermes", "think")

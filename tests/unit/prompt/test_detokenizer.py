@@ -240,3 +240,11 @@ def test_pieces_are_shared_where_no_special_token_is_kept() -> None:
     kept = tuple(known.specials)[:1]
     assert known.pieces_with(kept) is known.pieces_with(kept)
     assert known.pieces_with(kept) is not known.pieces
+
+
+@pytest.mark.parametrize("known", [tokenizer("qwen"), tokenizer("llava"), metaspace()])
+def test_an_incomplete_character_before_a_kept_special_token_is_shown(known: Tokenizer) -> None:
+    kept = next(iter(known.specials))
+    half = known.library.encode("🎉", add_special_tokens=False).ids[:-1]
+    shown = Detokenizer(known, kept=(kept,)).push([*half, known.specials[kept]])
+    assert shown.endswith("�" + kept)
