@@ -98,6 +98,15 @@ class Limits(Struct, frozen=True, forbid_unknown_fields=True):
     decode_bytes: Annotated[int, _both("memory of a decoding process", ge=512 << 20)] = 2 << 30
     upload_bytes: Annotated[int, _about("all uploaded media together", ge=0)] = 512 << 20
     upload_seconds: Annotated[float, _about("lifetime of an upload", gt=0)] = 3600.0
+    stored_responses: Annotated[
+        int, _about("most stored answers of /v1/responses; 0: none are stored", ge=0)
+    ] = 1024
+    stored_response_bytes: Annotated[
+        int, _about("all stored answers together, with their conversations and media", ge=0)
+    ] = 256 << 20
+    stored_response_seconds: Annotated[
+        float, _about("lifetime of a stored answer after its last use", gt=0)
+    ] = 3600.0
     header_seconds: Annotated[float, _about("time to receive a request head", gt=0)] = 10.0
     body_seconds: Annotated[float, _about("time to receive a request body", gt=0)] = 120.0
     write_seconds: Annotated[

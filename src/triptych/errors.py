@@ -14,6 +14,7 @@ TriptychError
 │   ├── NotFound                404 not_found
 │   ├── ModelNotFound           404 model_not_found
 │   ├── MediaNotFound           404 media_not_found
+│   ├── ResponseNotFound        404 response_not_found
 │   ├── MethodNotAllowed        405 method_not_allowed
 │   ├── RequestTimeout          408 request_timeout
 │   ├── PayloadTooLarge         413 payload_too_large
@@ -158,6 +159,11 @@ class MediaNotFound(RequestError):
 
     status = 404
     code = "media_not_found"
+
+
+class ResponseNotFound(RequestError):
+    status = 404
+    code = "response_not_found"
 
 
 class MethodNotAllowed(RequestError):

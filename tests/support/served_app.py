@@ -162,11 +162,13 @@ class Reply:
 
     @property
     def code(self):
-        return self.json["error"]["code"]
+        error = self.json["error"]
+        return error["details"]["error_code"] if "details" in error else error["code"]
 
     @property
     def param(self):
-        return self.json["error"]["param"]
+        error = self.json["error"]
+        return error.get("details", error)["param"]
 
     @property
     def events(self):
@@ -174,6 +176,16 @@ class Reply:
         found = [e for e in self.body.decode().split("\n\n") if e and not e.startswith(":")]
         lines = [e.removeprefix("data: ") for e in found]
         return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+    @property
+    def named_events(self):
+        """The names and the decoded data of all events."""
+        found = [e for e in self.body.decode().split("\n\n") if e and not e.startswith(":")]
+        pairs = [e.split("\n") for e in found]
+        return [
+            (name.removeprefix("event: "), json.loads(data.removeprefix("data: ")))
+            for name, data in pairs
+        ]
 
 
 class Site:

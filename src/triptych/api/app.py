@@ -22,7 +22,7 @@ from triptych.api.keys import NOBODY, APIKeys, KeyHolder
 from triptych.api.rate_limits import KeyQuota
 from triptych.api.request_body import decode_request, name_ignored
 from triptych.api.request_record import RequestRecord, record_of
-from triptych.api.responses import encode, error_body
+from triptych.api.responses import ErrorResponse, encode
 from triptych.api.routes import ROUTES, Access, Route, find_route, public_paths
 from triptych.checkpoint import Model
 from triptych.config import Config
@@ -138,7 +138,7 @@ class App:
         self.metrics.count_response("-", error.status)
         if self._access_log is not None and self._access_log.may_add_refused():
             self._access_log.add(_refused_entry(error, head, request_id))
-        return error_body(error)
+        return _error_body(error, head, request_id)
 
     def handle(self, exchange: HTTPExchange) -> Coroutine[Any, Any, None]:
         """Answer a complete request, with an error if its handler fails."""
@@ -235,7 +235,9 @@ class App:
         else:
             error = MethodNotAllowed(f"This path takes {route.method} only.")
             _record_error(exchange, error.code)
-            exchange.send(error.status, error_body(error), JSON, headers)
+            exchange.id = exchange.id or new_id("req-")
+            body = _error_body(error, exchange.head, exchange.id)
+            exchange.send(error.status, body, JSON, headers)
 
     async def close(self) -> None:
         """Write what the access log still holds."""
@@ -274,6 +276,13 @@ def _refused_entry(error: TriptychError, head: RequestHead | None, request_id: s
     )
 
 
+def _error_body(error: TriptychError, head: RequestHead | None, request_id: str) -> bytes:
+    """The error as the route describes it."""
+    route = None if head is None else find_route(head.path)
+    shape = ErrorResponse if route is None else route.error
+    return encode(shape.of(error, request_id))
+
+
 def _send_error(exchange: HTTPExchange, error: Exception) -> None:
     """Tell the client; the details of server errors go to the log only."""
     exchange.id = exchange.id or new_id("req-")
@@ -290,9 +299,10 @@ def _send_error(exchange: HTTPExchange, error: Exception) -> None:
         shown = TriptychError(PUBLIC_MESSAGES.get(error.code, "Something went wrong on our side."))
         shown.status, shown.code = error.status, error.code
     _record_error(exchange, error.code)
-    body = error_body(shown)
-    if exchange.stream is not None:
-        exchange.stream.end(b"data: %b\n\n" % body)
+    body = _error_body(shown, exchange.head, exchange.id)
+    if (stream := exchange.stream) is not None:
+        event = stream.error_event
+        stream.end(b"data: %b\n\n" % body if event is None else event(shown))
     if not exchange.started:
         exchange.send(shown.status, body, JSON, error_headers(shown))
 

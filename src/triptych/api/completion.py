@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import msgspec
 
 from triptych.api import requests
+from triptych.api.anthropic_responses import MessageEvents, MessagesFormat
 from triptych.api.echo import EchoFormat
 from triptych.api.replies import (
     ParsedChoice,
@@ -23,6 +24,7 @@ from triptych.api.replies import (
 )
 from triptych.api.request_record import record_of
 from triptych.api.requests import ChatRequest, CompletionRequest
+from triptych.api.response_objects import ResponseEvents, ResponsesFormat
 from triptych.api.responses import CompletionFormat, TextFormat, Usage, response_body
 from triptych.api.stream import (
     BufferedChoice,
@@ -44,6 +46,11 @@ from triptych.prompt.processor import Prompt
 from triptych.prompt.tokenizer import Tokenizer
 from triptych.runtime.concurrency import QuietTaskGroup
 from triptych.sources.loader import MediaLoader, load_items
+
+STREAMS: dict[type, type[EventStream]] = {  # of formats with events of their own
+    MessagesFormat: MessageEvents,
+    ResponsesFormat: ResponseEvents,
+}
 
 
 class CompletionRunner:
@@ -193,7 +200,8 @@ class CompletionRunner:
         choices: list[StreamedChoice] = []
         if isinstance(request, CompletionRequest) and request.echo:
             format = await self._echo(request, works, choices)
-        events = EventStream(exchange, format, self._name, int(time.time()), include_usage)
+        stream = STREAMS.get(type(format), EventStream)
+        events = stream(exchange, format, self._name, int(time.time()), include_usage)
         choices += [
             kind(
                 i,

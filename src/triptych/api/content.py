@@ -13,7 +13,7 @@ import re
 import secrets
 import typing
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pybase64
 from msgspec import Meta, Struct
@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from triptych.errors import (
     InvalidDataURL,
+    InvalidJSON,
     InvalidValue,
     MediaDisabled,
     MediaError,
@@ -32,7 +33,8 @@ from triptych.errors import (
 )
 from triptych.media.frame_list import is_frame_list, join_frames
 from triptych.messages import PLURALS, MediaForm, MediaKind
-from triptych.prompt.processor import MediaPart, MediaSource, TextPart
+from triptych.prompt.chat_options import map_strings
+from triptych.prompt.processor import ChatTurn, MediaPart, MediaSource, TextPart
 from triptych.recipe import MediaOptions
 
 MEDIA_DISABLED = "This server takes text only. Start it with --enable-multimodal to send media."
@@ -234,6 +236,20 @@ def check_media_count(
             kind = _KIND_FORM_PAYLOAD[type(part)][0]
         if kind is not None:
             counts[kind] = counts.get(kind, 0) + 1
+    _check_counts(counts, policy)
+
+
+def check_turn_media(turns: Iterable[ChatTurn], policy: MediaPolicy) -> None:
+    """The same for turns, some of which are of earlier requests."""
+    counts: dict[MediaKind, int] = {}
+    for turn in turns:
+        for part in turn.content:
+            if isinstance(part, MediaPart):
+                counts[part.kind] = counts.get(part.kind, 0) + 1
+    _check_counts(counts, policy)
+
+
+def _check_counts(counts: dict[MediaKind, int], policy: MediaPolicy) -> None:
     for kind, number in counts.items():
         if number > (limit := policy.max_of_kind.get(kind, number)):
             raise TooManyMedia(
@@ -424,7 +440,36 @@ def decode_data_url(
         )
     if media_type == FRAME_LIST_TYPE:
         return _decode_frames(bytes(text[prefix.end() :]), param)
-    return _decode(memoryview(text)[prefix.end() :], "The data URL's base64", param)
+    data = memoryview(text)[prefix.end() :]
+    if data[: len(_MARKER)] == _MARKER.encode():  # see ``to_data_url``
+        data = memoryview(_resolve(bytes(data).decode(), slices))
+    return _decode(data, "The data URL's base64", param)
+
+
+def data_url_type(url: str, slices: MediaSlices) -> str | None:
+    """The media type of a data URL; None if it has none, or is none."""
+    prefix = _DATA_URL_PREFIX.match(_resolve(url, slices))
+    return None if prefix is None or prefix[1] is None else prefix[1].decode().lower()
+
+
+def to_data_url(media_type: str, data: str) -> str:
+    """The data URL of base64 that stands alone in a request, or that a marker stands for."""
+    return f"data:{media_type};base64,{data}"
+
+
+def restore_strings(value: dict[str, Any], slices: MediaSlices, param: str) -> dict[str, Any]:
+    """An object that is not about media, with the strings that were extracted from it."""
+
+    def restored(text: str) -> str:
+        if not text.startswith(_MARKER):
+            return text
+        try:
+            return bytes(_resolve(text, slices)).decode()
+        except UnicodeDecodeError:
+            raise InvalidJSON("The body is not valid UTF-8.", param=param) from None
+
+    changed: dict[str, Any] = map_strings(value, restored) if slices else value
+    return changed
 
 
 def _decode_frames(text: bytes, param: str) -> bytes:
@@ -483,7 +528,7 @@ _MARKER = f"slice:{secrets.token_hex(8)}:"  # a client can't guess it
 def extract_media(
     raw: RawBody, size: int, max_bytes: int, max_items: int
 ) -> tuple[memoryview, MediaSlices]:
-    """Replace data URLs of ``url`` members, and long strings of base64 members, by markers.
+    """Replace data URLs of members like ``"url"``, and long strings of base64 members, by markers.
 
     In valid JSON an unescaped ``url"`` before a colon ends a member's name, wherever it stands.
     A value with an escape in it other than ``\\/`` stays for the JSON decoder. The rest may have

@@ -8,16 +8,30 @@ streams do, return None.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import msgspec
 
 from triptych import __version__
 from triptych.api import requests
+from triptych.api.anthropic_requests import (
+    CountTokensRequest,
+    MessagesInput,
+    MessagesRequest,
+    messages_to_chat,
+)
+from triptych.api.anthropic_responses import CountTokensResponse, MessagesFormat
 from triptych.api.completion import CompletionRunner
-from triptych.api.content import MEDIA_DISABLED, MediaPolicy, MediaSlices
+from triptych.api.content import (
+    MEDIA_DISABLED,
+    MediaPolicy,
+    MediaSlices,
+    check_turn_media,
+)
 from triptych.api.form import is_form, parse_form
 from triptych.api.generate import GenerateFormat
 from triptych.api.media_options import with_media_options
@@ -33,6 +47,14 @@ from triptych.api.requests import (
     TokenizeRequest,
     TranscriptionRequest,
 )
+from triptych.api.response_objects import ResponseObject, ResponsesFormat
+from triptych.api.response_requests import ResponseRequest, response_to_chat
+from triptych.api.response_store import (
+    Conversation,
+    ResponseStore,
+    StoredResponse,
+    called_functions,
+)
 from triptych.api.responses import (
     ChatFormat,
     ClusterResponse,
@@ -47,6 +69,7 @@ from triptych.api.responses import (
     ModelCard,
     ModelList,
     PlainTranscription,
+    ReplyParts,
     TextFormat,
     TokenizeResponse,
     Transcription,
@@ -55,6 +78,7 @@ from triptych.api.responses import (
     VersionResponse,
     encode,
 )
+from triptych.api.translation import TranslatedChat
 from triptych.checkpoint import Model
 from triptych.config import Config
 from triptych.errors import (
@@ -67,6 +91,7 @@ from triptych.errors import (
     ModelNotFound,
     Overloaded,
     RequestError,
+    ResponseNotFound,
     UnsupportedParameter,
 )
 from triptych.http.exchange import HTTPExchange
@@ -108,6 +133,13 @@ class Handlers:
         self._uploads = uploads
         self._decoding = decoding
         self._created = int(time.time())
+        limits = config.limits
+        self._responses = ResponseStore(
+            limits.stored_responses,
+            limits.stored_response_bytes,
+            limits.stored_response_seconds,
+            share=config.share(limits.stored_response_bytes),
+        )
         self._media_policy = MediaPolicy(
             config.enable_multimodal, config.limits.media_items, config.media_limits
         )
@@ -132,12 +164,27 @@ class Handlers:
     # --- completions
 
     async def chat(self, exchange: HTTPExchange, request: ChatRequest, media: MediaSlices) -> None:
+        format = self._older_format if request.functions else self._chat_format
+        await self._answer(exchange, request, media, format)
+
+    async def _answer(
+        self,
+        exchange: HTTPExchange,
+        request: ChatRequest,
+        media: MediaSlices,
+        format: CompletionFormat,
+        conversation: Conversation | None = None,
+    ) -> None:
+        """``conversation``: adds earlier turns to those of the request."""
         self._check(request)
         policy = with_media_options(self._media_policy, request)
         tools = requests.tool_use(request, self._limits)
         options = requests.to_chat_options(request, tools, self._processor)
         parsing = self._reply_formats.parsing(request, tools)
         turns = await self._turns(request.messages, media, policy)
+        if conversation is not None:
+            turns = conversation.join(turns)
+            check_turn_media(turns, self._media_policy)
         media.clear()
         exchange.release()  # the turns have copies of what they need from the body
         prompt: Prompt | None = None
@@ -145,7 +192,6 @@ class Handlers:
         self.metrics.in_flight += 1
         try:
             prompt = await self._processor.chat(turns, options)
-            format = self._chat_format if tools is None or not tools.older else self._older_format
             await self._completions.complete(exchange, request, format, [prompt], parsing)
         except ContextLengthExceeded as error:
             error.param = "messages"
@@ -156,6 +202,70 @@ class Handlers:
             raise
         finally:
             self.metrics.in_flight -= 1
+
+    async def messages(
+        self, exchange: HTTPExchange, request: MessagesRequest, media: MediaSlices
+    ) -> None:
+        thinking = request.thinking
+        shows_thinking = thinking is None or thinking.display != "omitted"
+        chat = self._messages_to_chat(request, media)
+        with _original_places(chat):
+            format = MessagesFormat(shows_thinking=shows_thinking)
+            await self._answer(exchange, chat.request, media, format)
+
+    async def count_tokens(
+        self, exchange: HTTPExchange, request: CountTokensRequest, media: MediaSlices
+    ) -> CountTokensResponse:
+        chat = self._messages_to_chat(request, media)
+        with _original_places(chat):
+            self._check(chat.request)
+            return CountTokensResponse(len(await self._chat_ids(chat.request, media)))
+
+    async def create_response(
+        self, exchange: HTTPExchange, request: ResponseRequest, media: MediaSlices
+    ) -> None:
+        tenant, previous = exchange.head.tenant, request.previous_response_id
+        earlier: tuple[ChatTurn, ...] = ()
+        if previous is not None:
+            try:
+                earlier = self._responses.conversation(tenant, previous)
+            except ResponseNotFound as error:
+                error.param = "previous_response_id"
+                raise
+        conversation = Conversation(earlier, instructed=bool(request.instructions))
+        chat = response_to_chat(request, media, called_functions(earlier))
+        keep = None
+        if request.store is not False and self._responses.enabled:
+            keep = functools.partial(self._keep_response, tenant, conversation)
+        format = ResponsesFormat(request, self._processor.tokenizer.token_bytes, keep)
+        with _original_places(chat, conversation):
+            await self._answer(exchange, chat.request, media, format, conversation)
+
+    def _keep_response(
+        self,
+        tenant: str,
+        conversation: Conversation,
+        response: ResponseObject,
+        parts: ReplyParts,
+    ) -> None:
+        message = requests.answer_message(parts)
+        try:
+            answer = requests.to_turns([message], [], self._media_policy)
+        except InvalidValue:  # arguments that are nested too deeply: no template can render them
+            return
+        turns = (*conversation.own, *answer)
+        self._responses.put(tenant, StoredResponse(response, turns))
+
+    async def get_response(self, exchange: HTTPExchange, id: str) -> ResponseObject:
+        return self._responses.get(exchange.head.tenant, id).response
+
+    def _messages_to_chat(self, request: MessagesInput, media: MediaSlices) -> TranslatedChat:
+        return messages_to_chat(
+            request,
+            media,
+            self._processor.uses_variable,
+            reasons=self._reply_formats.marks_reasoning,
+        )
 
     async def completion(
         self, exchange: HTTPExchange, request: CompletionRequest, media: MediaSlices
@@ -275,10 +385,7 @@ class Handlers:
         self._check_model(request.model)
         ids: Sequence[int]
         if request.messages is not None and request.prompt is None:
-            tools = requests.tool_use(request, self._limits)
-            options = requests.to_chat_options(request, tools, self._processor)
-            turns = await self._turns(request.messages, media, self._media_policy)
-            ids = (await self._processor.chat(turns, options)).ids
+            ids = await self._chat_ids(request, media)
         elif request.prompt is not None and request.messages is None:
             special = request.add_special_tokens is not False
             try:
@@ -291,6 +398,15 @@ class Handlers:
         else:
             raise InvalidValue("Give either 'prompt' or 'messages'.", param="prompt")
         return TokenizeResponse(len(ids), self._model.context, ids)
+
+    async def _chat_ids(
+        self, request: ChatRequest | TokenizeRequest, media: MediaSlices
+    ) -> Sequence[int]:
+        """The prompt of a chat, in which a media item is one placeholder."""
+        tools = requests.tool_use(request, self._limits)
+        options = requests.to_chat_options(request, tools, self._processor)
+        turns = await self._turns(request.messages or (), media, self._media_policy)
+        return (await self._processor.chat(turns, options)).ids
 
     async def detokenize(
         self, exchange: HTTPExchange, request: DetokenizeRequest, media: MediaSlices
@@ -412,6 +528,21 @@ async def _read_form(exchange: HTTPExchange) -> tuple[bytes, dict[str, str]]:
 async def _copy_view(view: memoryview) -> bytes:
     """A thread makes large copies."""
     return await asyncio.to_thread(_copy, view) if len(view) > COPY_INLINE_BYTES else bytes(view)
+
+
+@contextmanager
+def _original_places(
+    chat: TranslatedChat, conversation: Conversation | None = None
+) -> Iterator[None]:
+    """Errors name the parameters of the original request, not of the chat."""
+    try:
+        yield
+    except RequestError as error:
+        param = error.param
+        if conversation is not None:
+            param = conversation.place(param)
+        error.param = chat.place(param)
+        raise
 
 
 def _copy(body: memoryview) -> bytes:

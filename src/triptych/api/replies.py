@@ -57,6 +57,11 @@ class ReplyFormats:
         )
         self._describes_tools = processor.describes_tools
 
+    @property
+    def marks_reasoning(self) -> bool:
+        """Whether reasoning is told from the rest of a reply."""
+        return self._reasoning is not None
+
     def parsing(self, request: ChatRequest, tools: ToolUse | None) -> ReplyParsing | None:
         """How the replies to this request are parsed. None: they are plain text."""
         budget = request.max_thinking_tokens
@@ -229,6 +234,10 @@ class ReplyReader:
     @property
     def used(self) -> int:
         return self._detokenizer.used
+
+    @property
+    def stop_string(self) -> str:
+        return self._detokenizer.stop_string
 
     @property
     def counts_reasoning(self) -> bool:

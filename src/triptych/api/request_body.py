@@ -45,6 +45,7 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(.*)`", re.DOTALL)
 _EXPECTED = re.compile(r"Expected `([^`]*)`( [<>].*| of length .*)?(?:, got `([^`]*)`)?")
 _CONTENT_PART = re.compile(r"messages\[\d+\]\.content\[\d+\]")
+_INDEX = re.compile(r"\[\d+\]")
 _NOT_UTF8 = re.compile(rb"\xef\xbb\xbf|\xff\xfe|\xfe\xff|\0|.\0", re.DOTALL)
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 _TYPE_NAMES = {
@@ -84,7 +85,7 @@ def _decode_leniently(
     text: bytes, struct: type[T], error: Exception, ignored: list[str] | None
 ) -> T:
     """Leave out unused parameters and try again; else say what is wrong, and where."""
-    tree = _parse(text, error)
+    tree = _parse(text, struct, error)
     if not isinstance(error, msgspec.ValidationError):
         raise InvalidJSON(f"The body is not valid JSON: {error}.")
     tree = _drop_unused(tree, struct)
@@ -100,7 +101,7 @@ def _decode_leniently(
     try:
         return msgspec.convert(tree, struct, str_keys=True)
     except msgspec.ValidationError as why:
-        raise _explain(str(why)) from None
+        raise _explain(str(why), struct) from None
 
 
 def convert_form(fields: dict[str, str], struct: type[T]) -> T:
@@ -108,10 +109,10 @@ def convert_form(fields: dict[str, str], struct: type[T]) -> T:
     try:
         return msgspec.convert(_drop_unused(fields, struct), struct, strict=False)
     except msgspec.ValidationError as why:
-        raise _explain(str(why)) from None
+        raise _explain(str(why), struct) from None
 
 
-def _parse(text: bytes, error: Exception) -> dict[str, Any]:
+def _parse(text: bytes, struct: type[Struct], error: Exception) -> dict[str, Any]:
     small = len(text) <= EXPLAIN_BYTES
     if _NOT_UTF8.match(text):
         raise InvalidJSON("The body must be UTF-8, without a byte order mark.")
@@ -122,7 +123,7 @@ def _parse(text: bytes, error: Exception) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise InvalidJSON("The body is not valid UTF-8.") from None
     except msgspec.ValidationError:  # JSON with a number that is too large,
-        raise _explain(str(error)) from None  # as the first pass has found
+        raise _explain(str(error), struct) from None  # as the first pass has found
     except ValueError as why:
         raise InvalidJSON(f"The body is not valid JSON: {why}.") from None
     if not isinstance(tree, dict):
@@ -224,13 +225,19 @@ def _one_of(value: Any, values: tuple[Any, ...]) -> bool:
     return any(type(value) is type(other) and value == other for other in values)
 
 
-def _explain(message: str) -> TriptychError:
-    """A validation message of msgspec as an error for the client."""
+def _explain(message: str, struct: type[Struct]) -> TriptychError:
+    """A validation message of msgspec as an error for the client.
+
+    ``ALLOWED`` of a struct lists the values of its members whose types name them, by place.
+    """
     match = _LOCATED.match(message)
     assert match is not None, "it matches anything"
     what, key, path = match[1], match[2], match[3] or ""
     path, inside, _ = path.partition("[...]")
-    if _CONTENT_PART.fullmatch(path) and (why := _explain_part(what)):
+    if allowed := getattr(struct, "ALLOWED", None):
+        if (values := allowed.get(_INDEX.sub("", path))) and not _EXPECTED.fullmatch(what):
+            return InvalidValue(f"'{path}' must be {', '.join(values)}.", param=path)
+    elif _CONTENT_PART.fullmatch(path) and (why := _explain_part(what)):
         return InvalidValue(f"'{path}' {why}.", param=path)
     if unknown := _UNKNOWN.fullmatch(what):
         param = f"{path}.{_short(unknown[1])}" if path else _short(unknown[1])
@@ -238,6 +245,8 @@ def _explain(message: str) -> TriptychError:
     if missing := _MISSING.fullmatch(what):
         param = f"{path}.{missing[1]}" if path else missing[1]
         return InvalidValue(f"The parameter '{param}' is missing.", param=param)
+    if allowed is not None:
+        return _explain_other(what, path, bool(key), bool(inside))
     if path == "response_format.type":
         types = ", ".join(get_args(FormatType))
         return InvalidValue(f"'{path}' must be one of {types}.", param=path)
@@ -253,6 +262,10 @@ def _explain(message: str) -> TriptychError:
     if path.endswith(".input_audio.format"):
         formats = ", ".join(get_args(AudioFormat))
         return InvalidValue(f"'{path}' must be one of {formats}.", param=path)
+    return _explain_other(what, path, bool(key), bool(inside))
+
+
+def _explain_other(what: str, path: str, key: bool, inside: bool) -> TriptychError:
     subject = f"'{path}'" if path else "The body"
     if key or inside:
         subject = f"A {'key' if key else 'value'} of {subject}"

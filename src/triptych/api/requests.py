@@ -25,6 +25,7 @@ from triptych.api.content import (
     to_prompt_part,
 )
 from triptych.api.media_options import MediaLoadKwargs, ProcessorKwargs
+from triptych.api.responses import ReplyParts
 from triptych.api.structured import StructuredOptions, to_grammar
 from triptych.api.tools import (
     FunctionChoice,
@@ -297,6 +298,17 @@ def to_turns(
             )
             for i, message in enumerate(messages)
         ]
+    )
+
+
+def answer_message(parts: ReplyParts) -> ChatMessage:
+    """A reply as a message of a later request."""
+    calls = [MessageToolCall(MessageFunction(c.name, c.arguments), c.id) for c in parts.calls]
+    return ChatMessage(
+        role="assistant",
+        content=parts.content,
+        tool_calls=calls or None,
+        reasoning_content=parts.reasoning or None,
     )
 
 

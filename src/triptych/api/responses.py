@@ -331,17 +331,27 @@ class ErrorDetail(Struct, frozen=True):
 class ErrorResponse(Struct, frozen=True):
     error: ErrorDetail
 
+    @classmethod
+    def of(cls, error: TriptychError, request_id: str) -> ErrorResponse:
+        """``request_id`` stands in the headers alone."""
+        return cls(_error_detail(error))
 
-def error_body(error: TriptychError) -> bytes:
-    """An error as an encoded ErrorResponse."""
+
+def _error_detail(error: TriptychError) -> ErrorDetail:
     kind: Literal["invalid_request_error", "rate_limit_error", "server_error"] = "server_error"
     if error.status == 429:
         kind = "rate_limit_error"
     elif error.status < 500:
         kind = "invalid_request_error"
-    param = None if error.param is None else _shorten(error.param, MAX_PARAM)
-    message = _shorten(error.message, MAX_MESSAGE)
-    return encode(ErrorResponse(ErrorDetail(message, kind, param, error.code)))
+    return ErrorDetail(shown_message(error), kind, shown_param(error), error.code)
+
+
+def shown_message(error: TriptychError) -> str:
+    return _shorten(error.message, MAX_MESSAGE)
+
+
+def shown_param(error: TriptychError) -> str | None:
+    return None if error.param is None else _shorten(error.param, MAX_PARAM)
 
 
 def _shorten(text: str, limit: int) -> str:
@@ -386,6 +396,11 @@ class ChoiceOutput(Struct, frozen=True):
     offset: int = 0  # characters of the choice before this text
     prompt_ids: Sequence[int] | UnsetType = UNSET  # with the first output of a choice
     reply: ReplyParts | None = None  # the text in parts, where it is parsed
+    stop_string: str = ""  # with the last output: the one that ended the choice
+
+    @property
+    def parts(self) -> ReplyParts:
+        return ReplyParts(self.text) if self.reply is None else self.reply
 
     @property
     def has_any(self) -> bool:
@@ -409,6 +424,13 @@ class Transcription(Struct, frozen=True):
 
 class PlainTranscription(Transcription, frozen=True):
     """Sent as its text alone."""
+
+
+class ChoiceResult(Struct, frozen=True):
+    """New output of the one choice, for formats that show it in a shape of their own."""
+
+    output: ChoiceOutput
+    finish: FinishReason | None
 
 
 class CompletionFormat(Protocol):
@@ -560,7 +582,16 @@ class FunctionChatFormat(ChatFormat):
         return UNSET, UNSET
 
 
-class TranscriptionFormat:
+class NoPromptLogprobs:
+    """Part of formats whose requests have no field that asks for them."""
+
+    def with_prompt_logprobs(
+        self, response: Struct, prompts: Sequence[PromptInfo | None]
+    ) -> Struct:
+        return response
+
+
+class TranscriptionFormat(NoPromptLogprobs):
     """The completion of a chat that transcribes, as its text. It is not streamed."""
 
     id_prefix = "transcription-"
@@ -583,11 +614,6 @@ class TranscriptionFormat:
 
     def first_chunk_choice(self, index: int) -> None:
         return None
-
-    def with_prompt_logprobs(
-        self, response: Transcription, prompts: Sequence[PromptInfo | None]
-    ) -> Transcription:
-        return response  # its form has no field that asks for them
 
 
 def response_body(response: Struct) -> tuple[bytes, bytes]:

@@ -10,12 +10,20 @@ import difflib
 import functools
 from collections.abc import Awaitable, Callable
 from enum import Enum
+from types import UnionType
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
 
 from triptych import __version__
+from triptych.api.anthropic_requests import CountTokensRequest, MessagesRequest
+from triptych.api.anthropic_responses import (
+    CountTokensResponse,
+    MessageEvent,
+    MessagesError,
+    MessagesResponse,
+)
 from triptych.api.handlers import Handlers
 from triptych.api.requests import (
     ChatRequest,
@@ -26,6 +34,8 @@ from triptych.api.requests import (
     TokenizeRequest,
     Unsupported,
 )
+from triptych.api.response_objects import ResponseObject, ResponseStreamEvent
+from triptych.api.response_requests import ResponseRequest
 from triptych.api.responses import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -67,8 +77,9 @@ class Route(Struct, frozen=True, kw_only=True):
     access: Access  # no default, so that nobody forgets it
     request: type[Struct] | type[bytes] | None = None  # bytes: the body as it is
     response: type[Struct] | type[str]  # str: plain text
-    events: type[Struct] | None = None  # of a streamed response
-    failures: dict[int, type[Struct]] = {}  # responses that are not an ErrorResponse, by status
+    events: type[Struct] | UnionType | None = None  # of a streamed response
+    error: type[ErrorResponse] | type[MessagesError] = ErrorResponse
+    failures: dict[int, type[Struct]] = {}  # responses that are not an ``error``, by status
     handler: Callable[..., Awaitable[Struct | None]]
     summary: str
 
@@ -109,6 +120,45 @@ ROUTES = (
         events=TextCompletionChunk,
         handler=Handlers.completion,
         summary="Continue a prompt, or each of several.",
+    ),
+    Route(
+        path="/v1/messages",
+        method="POST",
+        access=Access.KEY,
+        request=MessagesRequest,
+        response=MessagesResponse,
+        events=MessageEvent,
+        error=MessagesError,
+        handler=Handlers.messages,
+        summary="Answer a chat in the shape of Anthropic's API.",
+    ),
+    Route(
+        path="/v1/messages/count_tokens",
+        method="POST",
+        access=Access.KEY,
+        request=CountTokensRequest,
+        response=CountTokensResponse,
+        error=MessagesError,
+        handler=Handlers.count_tokens,
+        summary="Tokens of the prompt of such a chat.",
+    ),
+    Route(
+        path="/v1/responses",
+        method="POST",
+        access=Access.KEY,
+        request=ResponseRequest,
+        response=ResponseObject,
+        events=ResponseStreamEvent,
+        handler=Handlers.create_response,
+        summary="Answer a chat in the shape of OpenAI's Responses API.",
+    ),
+    Route(
+        path="/v1/responses/{id}",
+        method="GET",
+        access=Access.KEY,
+        response=ResponseObject,
+        handler=Handlers.get_response,
+        summary="An answer that was stored for the same key.",
     ),
     Route(
         path="/inference/v1/generate",
@@ -281,7 +331,7 @@ def openapi_document(
     _add_checks(requests, max_choices)
     responses = _components(
         [r for route in ROUTES for r in (route.response, *route.failures.values())]
-        + [ErrorResponse]
+        + list({route.error: None for route in ROUTES})
     )
     for schema in responses.values():
         _require_defaults(schema)
@@ -328,7 +378,7 @@ def _operation(route: Route, public: bool) -> dict[str, Any]:
     responses = {"200": {"description": "OK", "content": content}}
     for status, response in route.failures.items():
         responses[str(status)] = {"description": "Failure", "content": _content(response)}
-    responses["default"] = {"description": "Error", "content": _content(ErrorResponse)}
+    responses["default"] = {"description": "Error", "content": _content(route.error)}
     operation: dict[str, Any] = {"summary": summary, "responses": responses}
     if route.request is not None:
         operation["requestBody"] = {"required": True, "content": _content(route.request)}

@@ -27,7 +27,7 @@ from triptych.messages import Delta, FinishReason, MediaKind, PromptInfo, Work
 from triptych.observe.metrics import Metrics
 
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
-_TEXT = "\x00"  # stands for the text in the template of a chunk
+TEXT_MARK = "\x00"  # stands for the text in the template of a chunk
 
 
 class TokenReader(Protocol):
@@ -39,6 +39,10 @@ class TokenReader(Protocol):
 
     @property
     def stopped(self) -> bool: ...
+
+    @property
+    def stop_string(self) -> str:
+        """The one that ended the choice; empty if none did."""
 
     def push(self, ids: Sequence[int], last: bool = False) -> str: ...
 
@@ -143,7 +147,14 @@ class BufferedChoice:
         return UNSET if self.prompt is None or self.prompt.ids is None else self.prompt.ids
 
     def output(self) -> ChoiceOutput:
-        return ChoiceOutput("".join(self._texts), self._ids, self._logprobs, 0, self.prompt_ids)
+        return ChoiceOutput(
+            "".join(self._texts),
+            self._ids,
+            self._logprobs,
+            0,
+            self.prompt_ids,
+            stop_string=self._reader.stop_string,
+        )
 
 
 class StreamedChoice(BufferedChoice):
@@ -189,7 +200,7 @@ class StreamedChoice(BufferedChoice):
     @property
     def _text_only(self) -> bool:
         """Whether all but the first and the last chunk have text and nothing else."""
-        return self._ids is UNSET and self._logprobs is None and self._events.usage_so_far is None
+        return self._ids is UNSET and self._logprobs is None and self._events.has_text_template
 
     def _output(self, text: str, ids: Sequence[int], delta: Delta) -> ChoiceOutput:
         return ChoiceOutput(
@@ -198,6 +209,7 @@ class StreamedChoice(BufferedChoice):
             None if self._logprobs is None else _scored_tokens(ids, delta),
             self._offset,
             UNSET if self._started else self.prompt_ids,
+            stop_string=self._reader.stop_string,
         )
 
     def _encode_chunks(self, output: ChoiceOutput) -> bytes:
@@ -235,6 +247,11 @@ class EventStream:
         self._created = created
         self._usage: UnsetType | None = None if include_usage else UNSET  # null until the end
 
+    @property
+    def has_text_template(self) -> bool:
+        """Whether events with text only differ in nothing but their text."""
+        return self.usage_so_far is None
+
     def encode_chunk(
         self, choices: list[Struct], prompt_ids: Sequence[int] | UnsetType = UNSET
     ) -> bytes:
@@ -243,25 +260,31 @@ class EventStream:
 
     def text_template(self, index: int) -> tuple[bytes, bytes]:
         """What stands before and after the text in a chunk with text only."""
-        choice = self.format.chunk_choice(index, ChoiceOutput(_TEXT), None)
-        before, after = self.encode_chunk([choice]).split(encode(_TEXT), 1)
+        choice = self.format.chunk_choice(index, ChoiceOutput(TEXT_MARK), None)
+        before, after = self.encode_chunk([choice]).split(encode(TEXT_MARK), 1)
         return before, after
 
     def send(self, events: bytes) -> StreamingResponse:
         """Write events. The first decides the status: until then an error has its own."""
         response = self._exchange.stream
         if response is None:
-            return self._exchange.start(EVENT_STREAM, events)
+            return self._start(events)
         response.write(events)
         return response
+
+    def _start(self, events: bytes) -> StreamingResponse:
+        return self._exchange.start(EVENT_STREAM, events)
 
     def end(self, usage: Usage | None = None, timing: bytes = b"") -> None:
         """Write the last events. ``timing`` is a comment: headers left before the tokens."""
         last = b"" if usage is None else self._encode([], usage, UNSET)
+        self._end_with(b"data: [DONE]\n\n", timing, last)
+
+    def _end_with(self, last: bytes, timing: bytes, before: bytes = b"") -> None:
         if timing:
-            last += b": server-timing: %b\n\n" % timing
-        response = self._exchange.stream or self._exchange.start(EVENT_STREAM, b": \n\n")
-        response.end(last + b"data: [DONE]\n\n")
+            before += b": server-timing: %b\n\n" % timing
+        response = self._exchange.stream or self._start(b": \n\n")
+        response.end(before + last)
 
     def _encode(
         self,
@@ -278,6 +301,12 @@ class EventStream:
             prompt_token_ids=prompt_ids,
         )
         return b"data: %b\n\n" % encode(chunk)
+
+
+def encode_event(event: Struct) -> bytes:
+    """A server-sent event that is named as its type."""
+    name = event.__struct_config__.tag
+    return b"event: %b\ndata: %b\n\n" % (str(name).encode(), encode(event))
 
 
 def _scored_tokens(ids: Sequence[int], delta: Delta) -> list[ScoredToken]:

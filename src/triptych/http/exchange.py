@@ -163,13 +163,14 @@ class HTTPExchange:
 class StreamingResponse:
     """The body of a streamed response; it exists once the head was sent."""
 
-    __slots__ = ("_chunked", "_write", "_write_soon", "ended")
+    __slots__ = ("_chunked", "_write", "_write_soon", "ended", "error_event")
 
     def __init__(self, writer: ResponseWriter, chunked: bool) -> None:
         self._write_soon = writer.write_soon
         self._write = writer.write
         self._chunked = chunked
         self.ended = False
+        self.error_event: Callable[[TriptychError], bytes] | None = None  # None: OpenAI's own
 
     def write(self, data: bytes) -> None:
         self._write_soon(_chunk(data) if self._chunked else data)

@@ -47,6 +47,7 @@ class Detokenizer:
         "_starts",
         "_stop",
         "_text",
+        "stop_string",
         "stopped",
         "used",
     )
@@ -63,6 +64,7 @@ class Detokenizer:
     ) -> None:
         self.used = 0  # ids of the answer, with the one that ended it
         self.stopped = False  # by a stop string or an end id
+        self.stop_string = ""  # the one that ended it
         pieces = tokenizer.pieces_with(kept) if kept else tokenizer.pieces
         self._text: TextDecoder = _DECODERS[tokenizer.style](tokenizer, pieces)
         self._feed = self._text.feed
@@ -131,10 +133,10 @@ class Detokenizer:
             # A match must end after the characters that are exempt.
             at = text.find(string, max(0, self._exempt - len(string) + 1))
             if at >= 0:
-                found.append((at + len(string), at))
+                found.append((at + len(string), at, string))
         if not found:
             return None
-        end, at = min(found)
+        end, at, self.stop_string = min(found)
         return end if self._include_stop else at
 
     def _safe(self, text: str) -> int:

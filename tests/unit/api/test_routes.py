@@ -15,6 +15,7 @@ from triptych.config import Limits
 
 PLAIN = {"model": "tiny", "prompt": "a"}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+MESSAGES = CHAT | {"max_tokens": 8}
 IDS = {"return_token_ids": True}
 REQUESTS = {  # of each path: what is sent, and with which method
     "/v1/chat/completions": [CHAT, CHAT | IDS | {"n": 2, "logprobs": True, "top_logprobs": 2}],
@@ -22,6 +23,19 @@ REQUESTS = {  # of each path: what is sent, and with which method
     "/inference/v1/generate": [
         {"token_ids": [5, 6], "sampling_params": {}},
         {"token_ids": [5], "sampling_params": {"n": 2, "logprobs": 2}, "request_id": "mine"},
+    ],
+    "/v1/messages": [MESSAGES, MESSAGES | {"system": "Be brief.", "stop_sequences": ["there"]}],
+    "/v1/messages/count_tokens": [CHAT],
+    "/v1/responses": [
+        {"model": "tiny", "input": "Hi", "max_output_tokens": 8},
+        {
+            "model": "tiny",
+            "input": CHAT["messages"],
+            "instructions": "Be brief.",
+            "max_output_tokens": 8,
+            "top_logprobs": 2,
+            "metadata": {"a": "b"},
+        },
     ],
     "/v1/media": [b"a file"],
     "/tokenize": [{"prompt": "a"}, {"messages": CHAT["messages"]}],
@@ -97,6 +111,10 @@ async def test_access(open_site, route):
 # --- responses
 
 
+def stored_response():
+    return "/v1/responses", REQUESTS["/v1/responses"][0]
+
+
 def check(struct, raw):
     """Strictly: nothing is missing, of another type, or left over."""
     decoded = msgspec.json.decode(raw, type=struct, strict=True)
@@ -112,6 +130,8 @@ async def test_responses_are_what_the_route_and_the_document_say(web, route):
         path = (await web.ask("/v1/media", b"x")).json["id"].replace("media://", "/v1/media/")
     if route.path == "/v1/audio/transcriptions":
         pytest.skip("test_transcriptions.py has it: it needs a form, and a model that hears")
+    if route.path == "/v1/responses/{id}":
+        path = "/v1/responses/" + (await web.ask(*stored_response())).json["id"]
     for body in REQUESTS.get(route.path, [None]):
         reply = await web.ask(path.replace("{model}", "tiny"), body, route.method)
         assert reply.status == 200
@@ -121,7 +141,12 @@ async def test_responses_are_what_the_route_and_the_document_say(web, route):
             validate(content["schema"], document, reply.json)
 
 
-@pytest.mark.parametrize("route", [r for r in ROUTES if r.events], ids=by_path)
+CHUNKED = [
+    route for route in ROUTES if is_struct(route.events)
+]  # others have events of several types
+
+
+@pytest.mark.parametrize("route", CHUNKED, ids=by_path)
 @pytest.mark.parametrize("usage", [False, True])
 async def test_streamed_events_are_what_the_route_says(web, route, usage):
     options = {"stream": True} | ({"stream_options": {"include_usage": True}} if usage else {})
@@ -132,6 +157,17 @@ async def test_streamed_events_are_what_the_route_says(web, route, usage):
         for event in events:
             check(route.events, json.dumps(event))
             assert ("usage" in event) == usage
+
+
+@pytest.mark.parametrize("route", [r for r in ROUTES if r.events and r not in CHUNKED], ids=by_path)
+async def test_streamed_events_are_named_as_their_type(web, route):
+    for body in REQUESTS[route.path]:
+        reply = await web.ask(route.path, body | {"stream": True})
+        names, data = zip(*reply.named_events, strict=True)
+        assert len(names) > 5
+        for name, event in zip(names, data, strict=True):
+            check(route.events, json.dumps(event))
+            assert event["type"] == name
 
 
 async def test_errors_are_what_the_document_says(web):

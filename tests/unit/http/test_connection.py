@@ -7,7 +7,7 @@ import mmap
 
 import pytest
 
-from triptych.api.responses import error_body
+from triptych.api.responses import ErrorResponse, encode
 from triptych.config import Limits
 from triptych.errors import NotFound
 from triptych.http.bodies import LARGE_BODY, BodyAdmission, BufferPool
@@ -86,7 +86,7 @@ class PlayedServer:
 
     def reject(self, error, head, request_id):
         self.rejections.append(error.code)
-        return error_body(error)
+        return encode(ErrorResponse.of(error, ""))
 
     def connection_closed(self, connection):
         self.connections.discard(connection)

@@ -626,14 +626,14 @@ def in_cycles():
 
 FEW = """
 import asyncio, resource, sys, uvloop
-from triptych.api.responses import error_body
+from triptych.api.responses import ErrorResponse, encode
 from triptych.config import Limits
 from triptych.http.server import HTTPServer
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 
 class App:
-    reject = staticmethod(lambda error, head, request_id: error_body(error))
+    reject = staticmethod(lambda error, head, id: encode(ErrorResponse.of(error, id)))
 
     def check_head(self, head):
         pass
