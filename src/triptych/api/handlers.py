@@ -50,7 +50,7 @@ from triptych.api.requests import (
 from triptych.api.response_objects import ResponseObject, ResponsesFormat
 from triptych.api.response_requests import ResponseRequest, response_to_chat
 from triptych.api.response_store import (
-    Conversation,
+    EarlierTurns,
     ResponseStore,
     StoredResponse,
     called_functions,
@@ -173,7 +173,7 @@ class Handlers:
         request: ChatRequest,
         media: MediaSlices,
         format: CompletionFormat,
-        conversation: Conversation | None = None,
+        conversation: EarlierTurns | None = None,
     ) -> None:
         """``conversation``: adds earlier turns to those of the request."""
         self._check(request)
@@ -232,7 +232,7 @@ class Handlers:
             except ResponseNotFound as error:
                 error.param = "previous_response_id"
                 raise
-        conversation = Conversation(earlier, instructed=bool(request.instructions))
+        conversation = EarlierTurns(earlier, instructed=bool(request.instructions))
         chat = response_to_chat(request, media, called_functions(earlier))
         keep = None
         if request.store is not False and self._responses.enabled:
@@ -244,7 +244,7 @@ class Handlers:
     def _keep_response(
         self,
         tenant: str,
-        conversation: Conversation,
+        conversation: EarlierTurns,
         response: ResponseObject,
         parts: ReplyParts,
     ) -> None:
@@ -532,7 +532,7 @@ async def _copy_view(view: memoryview) -> bytes:
 
 @contextmanager
 def _original_places(
-    chat: TranslatedChat, conversation: Conversation | None = None
+    chat: TranslatedChat, conversation: EarlierTurns | None = None
 ) -> Iterator[None]:
     """Errors name the parameters of the original request, not of the chat."""
     try:

@@ -127,7 +127,7 @@ class ResponseStore:
         return len(self._entries)
 
 
-class Conversation:
+class EarlierTurns:
     """The turns of one request: those of earlier responses, and its own."""
 
     def __init__(self, earlier: tuple[ChatTurn, ...], *, instructed: bool) -> None:

@@ -7,7 +7,7 @@ from triptych.api.response_objects import ResponsesFormat
 from triptych.api.response_requests import ResponseRequest
 from triptych.api.response_store import (
     ENTRY_OVERHEAD,
-    Conversation,
+    EarlierTurns,
     ResponseStore,
     StoredResponse,
     called_functions,
@@ -127,7 +127,7 @@ def test_a_store_of_nothing(limits):
 
 def test_earlier_turns_come_after_the_instructions():
     own = (turn("instructions"), turn("new"))
-    conversation = Conversation((turn("1"), turn("2")), instructed=True)
+    conversation = EarlierTurns((turn("1"), turn("2")), instructed=True)
     assert conversation.place("messages[1].content[2]") == "messages[1].content[2]"
     joined = conversation.join(own)
     assert [t.content for t in joined] == ["instructions", "1", "2", "new"]
