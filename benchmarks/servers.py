@@ -48,10 +48,13 @@ def bare(step_ms: float = 0.0) -> Iterator[Server]:
 
 
 @contextmanager
-def triptych(*flags: str, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
+def triptych(
+    *flags: str, environment: Mapping[str, str] | None = None, python: str = sys.executable
+) -> Iterator[Server]:
     with _running(
         lambda port: ["triptych", "serve", *flags, "--port", str(port)],
         path="/health",
+        python=python,
         environment=environment,
     ) as server:
         yield server
