@@ -45,7 +45,7 @@ setup-clients: setup $(VENV)-clients/.set-up  ## Make an environment that has th
 
 $(VENV)-clients/.set-up: constraints-clients.txt tests/clients/npm/package-lock.json
 	@test -x $(VENV)-clients/bin/python || $(PYTHON) -m venv $(VENV)-clients
-	@$(VENV)-clients/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-clients.txt $(CLIENTS) msgspec pytest pytest-asyncio pytest-timeout pytest-xdist
+	@$(VENV)-clients/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-clients.txt $(CLIENTS) msgspec pytest pytest-asyncio pytest-rerunfailures pytest-timeout pytest-xdist
 	@tests/clients/npm/install.sh $(VENV)-clients/npm
 	@touch $@
 
