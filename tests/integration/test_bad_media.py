@@ -360,7 +360,7 @@ def test_B25_bad_base64_or_data_url(server):
             "data:;base64", f"{mime.removesuffix(';base64')},AAAA", f"{mime},{'A' * 99_999}",
         ):  # fmt: skip
             server.refused(url_part(kind, url), "invalid_data_url")
-        for text in ("%%%%", "AAAAA", "=AAA", "data:;base64,AAAA"):
+        for text in ("%%%%", "AAAAA", "=AAA", "data:;base64,A==="):
             server.refused({"type": f"{kind}_embeds", f"{kind}_embeds": text}, "invalid_data_url")
     sound = {"type": "input_audio", "input_audio": {"data": "AA-_", "format": "wav"}}
     server.refused(sound, "invalid_data_url")
@@ -737,7 +737,6 @@ def test_B42_roles_and_parts(server):
         [good],
         {"type": "image_url"},
         {"type": "image_url", "video_url": other["video_url"]},
-        {"type": "image_url", "image_url": "http://ok.test/"},
         good | {"text": "a"},
         good | {"video_url": other["video_url"]},
         good | embeds_part("image", traps.embedding(traps.rows())),

@@ -160,7 +160,6 @@ async def test_a_grammar_is_followed_to_its_end(panels: Panels, grammar: Grammar
 @pytest.mark.parametrize(
     "grammar",
     [Grammar("regex", "("), Grammar("json", '{"type":"nothing"}'), Grammar("grammar", "?")],
-    [Grammar("regex", "("), Grammar("json", '{"type":"nothing"}'), Grammar("grammar", "?")],
 )
 async def test_b13_a_grammar_that_is_wrong_fails_its_own_request(panels: Panels, grammar: Grammar):
     panels.needs("grammars")
