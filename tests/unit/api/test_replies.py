@@ -208,7 +208,7 @@ async def test_calls_that_the_client_demands(web, choice, stream):
     assert finish == "tool_calls"
 
 
-async def test_a_format_of_the_client_excludes_tools(web):
+async def test_b54_a_format_of_the_client_excludes_tools(web):
     format = {"response_format": {"type": "json_object"}}
     reply = await web.chat(tools=[WEATHER], **format)
     assert (reply.status, reply.param) == (400, "response_format")
