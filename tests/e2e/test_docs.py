@@ -198,6 +198,21 @@ def test_the_readmes_snippet_runs():
         names["client"].close()
 
 
+def test_the_client_of_tools_without_a_model_runs(tmp_path, capsys):
+    page = (ROOT / "docs/engines.md").read_text().split("## Test a client's tools")[1]
+    blocks = dict(re.findall(r"```(json|jinja|python)\n(.*?)```", page, re.S))
+    (tmp_path / "replies.jsonl").write_text(blocks["json"])
+    (tmp_path / "tools.jinja").write_text(blocks["jinja"])
+    words = shlex.split(re.search(r"^triptych serve (.*)$", page, re.M)[1])
+    names = ("tools.jinja", "replies.jsonl")
+    with serving(*(str(tmp_path / word) if word in names else word for word in words)) as server:
+        code = blocks["python"].replace("http://127.0.0.1:8000", server.url)
+        scope = {}
+        exec(code.replace('"qwen"', f'"{server.model}"'), scope)  # our own page
+        scope["client"].close()
+    assert capsys.readouterr().out.splitlines() == re.findall(r"\)\s+# (.*)", code)
+
+
 def test_the_models_of_the_table_take_what_it_says():
     page = (ROOT / "docs/models.md").read_text()
     told = {

@@ -197,6 +197,20 @@ def test_a_thinking_budget(client):
     assert answer.usage.completion_tokens_details.reasoning_tokens >= tokens
 
 
+@pytest.mark.parametrize("room", [14, 17, 20])
+def test_a_thinking_budget_keeps_within_max_tokens_and_the_context(client, room):
+    budget = {"extra_body": {"max_thinking_tokens": 10}}
+    limited = ask(client, "Think long", max_tokens=room, **budget)
+    (model,) = client.models.list().data
+    _, short = ask(client, "Think long", max_tokens=1)
+    filler = "!" * (model.max_model_len - room - short.usage.prompt_tokens)
+    for said, answer in (limited, ask(client, f"Think long{filler}", **budget)):
+        assert said.reasoning.startswith("one")
+        assert answer.usage.completion_tokens <= room
+        assert said.finish == "length"
+    assert answer.usage.prompt_tokens == model.max_model_len - room
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [

@@ -239,7 +239,7 @@ class CompletionRunner:
         if parsing is None:
             return self._detokenizer(request)
         detokenizer = self._detokenizer(request, parsing.kept)
-        return parsing.reader(detokenizer, self._tokenizer, work.prompt)
+        return parsing.reader(detokenizer, self._tokenizer, work.prompt, self._model.context)
 
     def _detokenizer(
         self, request: ChatRequest | CompletionRequest, kept: tuple[str, ...] = ()

@@ -132,7 +132,7 @@ class ReplyParsing(Struct, frozen=True):
         return kept_markers(self.tool_parser, self.reasoning_parser)
 
     def reader(
-        self, detokenizer: Detokenizer, tokenizer: Tokenizer, prompt: Sequence[int]
+        self, detokenizer: Detokenizer, tokenizer: Tokenizer, prompt: Sequence[int], context: int
     ) -> ReplyReader:
         """The reader of one choice. ``detokenizer``: a new one, of its text."""
         end = tokenizer.library.decode(list(prompt[-PROMPT_END:]), skip_special_tokens=False)
@@ -149,7 +149,7 @@ class ReplyParsing(Struct, frozen=True):
         if self.thinking_budget is not None and self.reasoning_parser is not None:
             marker = REASONING_PARSERS[self.reasoning_parser].closing
             closing = tuple(tokenizer.ids(f"\n{marker}\n\n"))
-            limit = ThinkingLimit(self.thinking_budget, closing)
+            limit = ThinkingLimit(self.thinking_budget, closing, context)
         one_call = tools is not None and not tools.parallel
         return ReplyReader(detokenizer, parser, one_call, limit)
 
@@ -187,6 +187,13 @@ class ThinkingLimit(Struct, frozen=True):
 
     tokens: int
     closing: tuple[int, ...]
+    context: int  # of the model, in tokens
+
+    def room(self, prompt: int, generated: int, max_tokens: int | None) -> int:
+        """How many tokens may follow the end of the reasoning."""
+        used = generated + len(self.closing)
+        room = self.context - prompt - used
+        return room if max_tokens is None else min(room, max_tokens - used)
 
 
 class ReplyReader:
@@ -292,12 +299,12 @@ class ReplyReader:
         self.cut = False
         self._close()
 
-    def end_reasoning(self) -> tuple[int, ...]:
-        """Go on after a cut; return the tokens that end the reasoning, which must be pushed."""
-        assert self._limit is not None, "only a limit cuts"
-        closing, self._limit = self._limit.closing, None
+    def lift_limit(self) -> ThinkingLimit:
+        """Go on after a cut, without the limit; return it."""
+        limit, self._limit = self._limit, None
+        assert limit is not None, "only a limit cuts"
         self.cut = self.stopped = False
-        return closing
+        return limit
 
     def take(self) -> ReplyParts:
         """The parts of the reply since the last time."""
@@ -347,21 +354,30 @@ class ParsedChoice(BufferedChoice):
         return text, ids
 
     def resume(self) -> None:
-        """End the reasoning, and let ``work`` continue after it."""
+        """End the reasoning, and let ``work`` continue after it if any token may follow."""
         generated = self._reader.generated
-        closing = self._reader.end_reasoning()
+        limit = self._reader.lift_limit()
         work, sampling = self.work, self.work.sampling
-        left = sampling.max_tokens
-        if left is not None:
-            left = max(0, left - len(generated) - len(closing))
+        prompt = len(work.prompt) if self.prompt is None else self.prompt.tokens
+        if limit.room(prompt, len(generated), sampling.max_tokens) < 1:
+            self.deliver(Delta((), "length"))
+            return
+        closing = limit.closing
+        used = len(generated) + len(closing)
         self.work = msgspec.structs.replace(
             work,
             prompt=(*work.prompt, *generated, *closing),
             sampling=msgspec.structs.replace(
-                sampling, max_tokens=left, seed=derive_seed(sampling.seed, AFTER_REASONING)
+                sampling,
+                seed=derive_seed(sampling.seed, AFTER_REASONING),
+                max_tokens=None if sampling.max_tokens is None else sampling.max_tokens - used,
+                min_tokens=max(0, sampling.min_tokens - used),
+                prompt_logprobs=None,  # the first run has them
             ),
         )
-        self.deliver(Delta(closing, "length" if left == 0 else None))
+        task, self.task = self.task, None  # a stop string in the marker has no run to cancel
+        self.deliver(Delta(closing))
+        self.task = task
 
     def output(self) -> ChoiceOutput:
         return msgspec.structs.replace(super().output(), reply=self._reader.take())

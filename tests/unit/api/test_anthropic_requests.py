@@ -210,7 +210,7 @@ SEARCH = {"type": "web_search_20250305", "name": "web_search"}
         ({"model": 3}, "model", "a string"),
     ],
 )  # fmt: skip
-def test_wrong_fields_are_named(fields, param, words):
+def test_b58_wrong_fields_are_named(fields, param, words):
     with pytest.raises(TriptychError) as error:
         translate(**{"messages": user("Hi")} | fields)
     assert (error.value.status, error.value.param) == (400, param)

@@ -42,14 +42,14 @@ def test_a_file_is_found_in_steps_of_any_size(monkeypatch, step):
 
 
 @given(st.binary(max_size=300), st.binary(max_size=80))
-def test_bytes_that_are_no_form_are_refused(body, kind):
+def test_b55_bytes_that_are_no_form_are_refused(body, kind):
     for given_type in (kind, b"multipart/form-data; boundary=x"):
         with pytest.raises(InvalidForm):
             parse_form(given_type, bytearray(body), len(body))
 
 
 @given(st.data())
-def test_a_damaged_form_is_refused_or_read(data):
+def test_b55_a_damaged_form_is_refused_or_read(data):
     """Never another error."""
     headers, body = form([("model", "tiny"), ("file", b"some bytes"), ("prompt", "a")])
     at = data.draw(st.integers(0, len(body)))
@@ -71,7 +71,7 @@ def test_a_damaged_form_is_refused_or_read(data):
         b"multipart/form-data" + b"; a=b" * 2000,
     ],
 )
-def test_a_content_type_without_a_boundary_is_refused(kind):
+def test_b55_a_content_type_without_a_boundary_is_refused(kind):
     _, body = form([("a", "b")])
     with pytest.raises(InvalidForm):
         parse_form(kind, bytearray(body), len(body))
@@ -90,7 +90,7 @@ def test_content_types_of_clients(kind):
     assert parse_form(kind, bytearray(body), len(body))[0].text() == "b"
 
 
-def test_bounds():
+def test_b55_bounds():
     assert len(parse([("a", "b")] * MAX_FORM_FIELDS)) == MAX_FORM_FIELDS
     with pytest.raises(InvalidForm, match="more than"):
         parse([("a", "b")] * (MAX_FORM_FIELDS + 1))
@@ -117,7 +117,7 @@ def test_bounds():
         b'Content-Disposition: form-data; name="a"\r\nContent-Transfer-Encoding: base64',
     ],
 )
-def test_heads_of_fields_that_are_refused(head):
+def test_b55_heads_of_fields_that_are_refused(head):
     body = b"--x\r\n" + head + b"\r\n\r\nb\r\n--x--\r\n"
     with pytest.raises(InvalidForm):
         parse_form(b"multipart/form-data; boundary=x", bytearray(body), len(body))

@@ -208,7 +208,7 @@ async def test_calls_that_the_client_demands(web, choice, stream):
     assert finish == "tool_calls"
 
 
-async def test_a_format_of_the_client_excludes_tools(web):
+async def test_b54_a_format_of_the_client_excludes_tools(web):
     format = {"response_format": {"type": "json_object"}}
     reply = await web.chat(tools=[WEATHER], **format)
     assert (reply.status, reply.param) == (400, "response_format")
@@ -341,6 +341,75 @@ async def test_a_thinking_budget_that_is_not_used_up(web):
     assert choice["finish_reason"] == "length"
     reply = await web.chat(max_thinking_tokens=6, logprobs=True)
     assert (reply.code, reply.param) == ("unsupported_parameter", "max_thinking_tokens")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("limit", ["max_tokens", "context"])
+async def test_a_thinking_budget_with_no_room_for_an_answer(web, limit, stream):
+    seen = []
+    thought, _ = think_long(web, seen)
+    tokenizer = web.pipeline.tokenizer
+    closing = len(tokenizer.ids("\n</think>\n\n"))
+    fields = {
+        "chat_template_kwargs": {"enable_thinking": True}, "max_thinking_tokens": 6,
+        "return_token_ids": True, "stream": stream,
+    }  # fmt: skip
+    for room in (0, 1):  # for an answer
+        words = "Hi"
+        if limit == "max_tokens":
+            fields["max_tokens"] = 6 + closing + room
+        else:
+            await web.chat(words, max_thinking_tokens=None, **thinking())
+            short = len(seen[-1].prompt)
+            words = "Hi" + "!" * (web.app.handlers._model.context - short - 6 - closing - room)
+        seen.clear()
+        reply = await web.chat(words, **fields)
+        assert reply.status == 200
+        assert len(seen) == 1 + room
+        if stream:
+            message, finish, _ = put_together(reply.events)
+            chunks = [choice for event in reply.events[:-1] for choice in event["choices"]]
+            ids = [id for chunk in chunks for id in chunk.get("token_ids", [])]
+        else:
+            (choice,) = reply.json["choices"]
+            message, finish = parts_of(choice["message"]), choice["finish_reason"]
+            ids = choice["token_ids"]
+        assert message["reasoning"] == tokenizer.library.decode(thought[:6])
+        assert bool(message["content"]) == bool(room)
+        assert ids[:6] == thought[:6]
+        if not room:
+            assert (len(ids), finish) == (6, "length")
+        elif limit == "max_tokens":
+            assert len(ids) == fields["max_tokens"]
+
+
+def thinking():
+    return {"chat_template_kwargs": {"enable_thinking": True}}
+
+
+async def test_after_the_reasoning_the_answer_needs_fewer_tokens_and_no_logprobs_of_the_prompt(web):
+    seen = []
+    think_long(web, seen)
+    closing = len(web.pipeline.tokenizer.ids("\n</think>\n\n"))
+    for least, left in ((6 + closing + 5, 5), (4, 0)):
+        fields = {"min_tokens": least, "prompt_logprobs": 1, "max_thinking_tokens": 6}
+        await web.chat(max_tokens=90, **fields, **thinking())
+        first, second = (work.sampling for work in seen[-2:])
+        assert (first.min_tokens, first.prompt_logprobs) == (least, 1)
+        assert (second.min_tokens, second.prompt_logprobs) == (left, None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stop_string_in_the_marker_that_ends_the_reasoning(web, stream):
+    seen = []
+    think_long(web, seen)
+    reply = await web.chat(n=2, max_thinking_tokens=6, stop="\n\n", stream=stream, **thinking())
+    assert reply.status == 200
+    if stream:
+        assert [put_together(reply.events, i)[1] for i in (0, 1)] == ["stop"] * 2
+    else:
+        assert [choice["finish_reason"] for choice in reply.json["choices"]] == ["stop"] * 2
+    assert len(seen) == 2, "no choice goes on"
 
 
 async def test_a_thinking_budget_for_several_choices(web):

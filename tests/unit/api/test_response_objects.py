@@ -121,7 +121,7 @@ async def test_answers_are_continued_with_their_media(web, stream):
     assert (await web.ask(f"{PATH}/{second['id']}")).json == second
 
 
-async def test_what_is_not_stored_is_not_found(open_site):
+async def test_b60_what_is_not_stored_is_not_found(open_site):
     async with open_site() as web:
         hidden = (await web.ask(PATH, BODY | {"store": False})).json
         assert hidden["store"] is False
@@ -132,7 +132,7 @@ async def test_what_is_not_stored_is_not_found(open_site):
         assert (await web.ask(PATH, BODY | {"store": True})).json["store"] is False
 
 
-async def test_another_key_does_not_find_it(open_site):
+async def test_b60_another_key_does_not_find_it(open_site):
     async with open_site(api_key="a,b") as web:
         keys = [{"Authorization": f"Bearer {key}"} for key in "ab"]
         first = (await web.ask(PATH, BODY, headers=keys[0])).json

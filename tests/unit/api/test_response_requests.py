@@ -202,7 +202,7 @@ def part(**members):
         ({"conversation": "c"}, "conversation", "not supported"),
     ],
 )  # fmt: skip
-def test_wrong_fields_are_named(fields, param, words):
+def test_b59_wrong_fields_are_named(fields, param, words):
     with pytest.raises(TriptychError) as error:
         translate(**fields)
     assert (error.value.status, error.value.param) == (400, param)

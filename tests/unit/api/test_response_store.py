@@ -45,7 +45,7 @@ def known(store, tenant, *ids):
     return found
 
 
-def test_a_response_belongs_to_its_tenant():
+def test_b60_a_response_belongs_to_its_tenant():
     store = ResponseStore(9, 1 << 20, 60)
     store.put("a", stored("r1"))
     assert store.get("a", "r1").turns == (turn("r1"),)

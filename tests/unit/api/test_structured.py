@@ -65,7 +65,7 @@ def test_each_name_becomes_its_kind(fields, found):
         {"response_format": {"type": "text", "json_schema": {"name": "n", "schema": {}}}},
     ],
 )
-def test_two_at_once_or_an_incomplete_one_is_refused(fields):
+def test_b54_two_at_once_or_an_incomplete_one_is_refused(fields):
     with pytest.raises(InvalidValue):
         grammar(**fields)
 
@@ -115,7 +115,7 @@ def test_the_limits_are_the_last_that_pass():
     ],
 )
 @pytest.mark.parametrize("route", ["chat", "completions"])
-async def test_a_bad_field_is_named(web, route, fields, code, param):
+async def test_b54_a_bad_field_is_named(web, route, fields, code, param):
     if route == "chat":
         reply = await web.chat(**fields)
     else:

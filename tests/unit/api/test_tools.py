@@ -96,7 +96,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("fields", "param"), BAD, ids=[json.dumps(f)[:60] for f, _ in BAD])
-async def test_bad_fields_are_named(web, fields, param):
+async def test_b53_bad_fields_are_named(web, fields, param):
     reply = await web.chat(**fields)
     assert (reply.status, reply.code, reply.param) == (400, "invalid_value", param)
     assert "`" not in reply.json["error"]["message"]
@@ -203,7 +203,7 @@ async def test_reasoning_effort_reaches_templates_that_use_it(open_site, tmp_pat
         assert prompt_of(web) == "high Hi"
 
 
-async def test_a_template_without_tools(open_site):
+async def test_b53_a_template_without_tools(open_site):
     async with open_site() as web:
         reply = await web.chat(tools=[WEATHER])
         assert (reply.status, reply.code, reply.param) == (400, "unsupported_parameter", "tools")
@@ -307,7 +307,7 @@ def test_arguments_of_earlier_calls(arguments, text, parsed):
     assert turn.content == ""
 
 
-def test_arguments_that_are_nested_too_deep():
+def test_b53_arguments_that_are_nested_too_deep():
     call = {"function": {"name": "f", "arguments": json.dumps(deep(40))}}
     with pytest.raises(InvalidValue) as error:
         turns_of({"role": "assistant", "tool_calls": [call]})

@@ -81,13 +81,13 @@ async def test_fields_reach_the_chat(omni):
         (("model", "tiny"), "invalid_form"),
     ],
 )
-async def test_fields_that_are_refused_by_name(omni, field, code):
+async def test_b56_fields_that_are_refused_by_name(omni, field, code):
     reply = await ask(omni, field)
     assert (reply.status, reply.code, reply.param) == (400, code, field[0]), reply.body
     assert omni.pipeline.works == []
 
 
-async def test_other_refusals(omni, web, open_site):
+async def test_b56_other_refusals(omni, web, open_site):
     for headers, body in (
         form([("model", "tiny")]),
         form([("file", b""), ("model", "tiny")]),

@@ -267,7 +267,7 @@ def test_frames_of_a_list_are_all_taken_as_decoded():
     assert (len(pixels), meta.grid) == (3, (3,))
 
 
-def test_bad_lists_of_frames():
+def test_b57_bad_lists_of_frames():
     good = join_frames(jpegs(2))
     sizes = join_frames([*jpegs(1), *jpegs(1, 32, 32)])
     for data in (join_frames([]), good[:-1], good[:20], good + b"\0", join_frames([b"x"]), sizes):
