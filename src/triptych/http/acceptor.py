@@ -73,6 +73,12 @@ class Acceptor:
         self._refused -= refused
         self._resume()
 
+    def report_tls_client(self) -> None:
+        """Log that a client speaks TLS, where there is no certificate."""
+        self._rate_limited_log.warning(
+            HANDSHAKES_FAILED, "a client speaks TLS to this plain HTTP port: set --tls-cert"
+        )
+
     def close(self) -> None:
         self._pause()
         for listening in self.sockets:

@@ -152,6 +152,19 @@ async def test_plain_http_is_refused_and_tls_12_is_served(open_tls, authority):
         await close(connection)
 
 
+async def test_tls_to_a_plain_port_is_refused_at_once_and_logged(web, caplog):
+    """Its first byte is enough. Clients then report a wrong version number."""
+    for sent in (b"\x16", b"\x16\x03\x01\x02\x00\x01\x00"):
+        reader, writer = await web.connect()
+        writer.write(sent)
+        async with asyncio.timeout(5):  # the deadline of a head is later
+            assert b"not TLS" in await reader.read()
+        writer.close()
+    with pytest.raises(ssl.SSLError, match="WRONG_VERSION_NUMBER"):
+        await connect(web, ssl.create_default_context())
+    assert "a client speaks TLS to this plain HTTP port: set --tls-cert" in caplog.text
+
+
 async def test_stopping_does_not_wait_for_handshakes(open_tls):
     async with open_tls() as web:
         reader, _ = await web.connect()
