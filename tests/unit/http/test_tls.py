@@ -1,6 +1,7 @@
 """HTTPS on the frontend's own protocol: handshakes, requests, streams, renewal."""
 
 import asyncio
+import http.client
 import os
 import ssl
 
@@ -150,6 +151,24 @@ async def test_plain_http_is_refused_and_tls_12_is_served(open_tls, authority):
         connection = await connect(web, old)
         assert (await ask(connection, "GET", "/live")).status == 200
         await close(connection)
+
+
+async def test_failed_handshakes_are_logged_in_words(open_tls, caplog):
+    async def logged(text):
+        async with asyncio.timeout(10):
+            while text not in caplog.text:
+                await asyncio.sleep(0.01)
+
+    async with open_tls() as web:
+        _, writer = await web.connect()
+        writer.write(request("GET", "/live"))
+        await logged("a client spoke plain HTTP to this HTTPS port")
+        writer.close()
+    async with open_tls() as web:  # whose log is in a new window
+        client = http.client.HTTPSConnection("127.0.0.1", web.server.port, timeout=10)
+        with pytest.raises(ssl.SSLCertVerificationError):  # asyncio would not send the alert
+            await asyncio.to_thread(client.connect)
+        await logged("a client does not trust the certificate of --tls-cert")
 
 
 async def test_tls_to_a_plain_port_is_refused_at_once_and_logged(web, caplog):
