@@ -152,11 +152,20 @@ class Client:
 
     def ready(self) -> bool:
         """False: no Triptych server listens there. Raises ServiceError if one does, but is not
-        ready. Sends no key, since another program may listen there."""
+        ready, or if it may be one with TLS. Sends no key, since another program may listen there.
+        """
         try:
             with self._reply("GET", "/health", key=False) as reply, self._reading():
                 body = reply.read(_HEALTH_BYTES)
             state = msgspec.json.decode(body, type=_Health).status
+        except NoHTTP:
+            if self._secure:
+                return False
+            raise ServiceError(
+                f"the port of {self.url} is in use, but does not answer plain HTTP. If a server "
+                f"with TLS listens there, give --url https{self.url.removeprefix('http')} or its "
+                "--tls-cert; else give another --port"
+            ) from None
         except (ServerNotFound, msgspec.DecodeError, UnicodeDecodeError):
             return False  # none, or another program on this port
         if reply.status != 200:
@@ -281,10 +290,10 @@ class Client:
             raise ServiceError(f"the server at {self.url} does not answer") from None
         except (OSError, http.client.IncompleteRead) as error:
             why = str(error) or type(error).__name__
-            raise ServerNotFound(f"the server at {self.url} closed the connection: {why}") from None
+            raise NoHTTP(f"the server at {self.url} closed the connection: {why}") from None
         except http.client.HTTPException as error:
             why = f"{type(error).__name__} {error}".strip()
-            raise ServerNotFound(f"what answers at {self.url} does not speak HTTP: {why}") from None
+            raise NoHTTP(f"what answers at {self.url} does not speak HTTP: {why}") from None
 
     def _lines(self, reply: http.client.HTTPResponse) -> Iterator[bytes]:
         with self._reading():
@@ -317,6 +326,10 @@ def unverified_context() -> ssl.SSLContext:
 
 class ServerNotFound(ServiceError):
     """No server listens there, or it is gone."""
+
+
+class NoHTTP(ServerNotFound):
+    """Something listens there, but gives no whole answer in HTTP."""
 
 
 def _to_error(status: int, error: _Error) -> TriptychError:

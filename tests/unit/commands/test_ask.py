@@ -2,12 +2,14 @@ import contextlib
 import io
 import json
 import os
+import ssl
 import sys
 from unittest.mock import Mock
 
 import pytest
 
 from support.answering import DONE, TIMING, USAGE, answering, chunk
+from support.certificates import Authority
 from triptych.checkpoint import packaged_folder
 from triptych.cli import EXIT_BROKEN_PIPE, _parser, main
 from triptych.commands import temporary_server
@@ -222,6 +224,16 @@ def test_a_server_that_is_gone_is_reported_with_what_to_do(capsys):
         "triptych: no server answers at http://127.0.0.1:1: Connection refused. Start one with "
         "`triptych serve`, or leave out --url. (service_unavailable)\n"
     )
+
+
+def test_a_port_with_tls_gets_no_second_server(tmp_path, capsys, monkeypatch):
+    """Which would answer instead of the one that was meant."""
+    monkeypatch.setattr(temporary_server, "temporary_server", Mock(side_effect=AssertionError))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*Authority(tmp_path).sign("server"))
+    with answering(context) as state:
+        assert main(["ask", "How many?", f"--port={state.url.rpartition(':')[2]}"]) == 1
+    assert f"give --url {state.url} or its --tls-cert" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -157,8 +157,9 @@ def saying(words, leave=True):
 
 @pytest.mark.parametrize("words", [b"SSH-2.0-x\r\n", b"-ERR what?\r\n", b"x" * 70000, b""])
 def test_a_port_without_http_is_not_a_server(words):
-    with saying(words) as url:
-        assert not Client(url).ready()
+    with saying(words) as url, pytest.raises(ServiceError, match="not answer plain HTTP") as raised:
+        Client(url).ready()
+    assert f"give --url https{url[4:]} or its --tls-cert" in str(raised.value)
     with (
         saying(words) as url,
         pytest.raises(ServiceError, match=r"does not speak HTTP|closed the connection"),
