@@ -37,6 +37,7 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)  # of any URL
 UNKNOWN = "unknown scheme: a URL begins with http:, https:, file:, media: or data:"
 _LONGEST_NAME = 100  # characters: data: URLs are long
 _TIMING = b": server-timing: "
+_UNKNOWN_ISSUER = (18, 19, 20, 21)  # OpenSSL's codes: self-signed, or of an unknown authority
 _HEALTH_BYTES = 1 << 16  # read of an answer that may be another program's
 
 
@@ -268,6 +269,8 @@ class Client:
             try:
                 connection.connect()
                 self._check_certificate(connection.sock)
+            except ssl.SSLCertVerificationError as error:
+                raise ServiceError(_explain_certificate(self.url, error)) from None
             except OSError as error:
                 raise ServerNotFound(
                     f"no server answers at {self.url}: {error.strerror or error}"
@@ -314,6 +317,11 @@ class Client:
             return msgspec.json.decode(data, type=type)
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise ServiceError(f"what answers at {self.url} is not a Triptych server") from None
+
+
+def _explain_certificate(url: str, error: ssl.SSLCertVerificationError) -> str:
+    hint = " Set SSL_CERT_FILE to its PEM file." if error.verify_code in _UNKNOWN_ISSUER else ""
+    return f"the certificate of {url} is not trusted: {error.verify_message.rstrip('.')}.{hint}"
 
 
 def unverified_context() -> ssl.SSLContext:
