@@ -35,6 +35,7 @@ SILENT_SECONDS = 600.0  # a request may be queued before its first token
 _URL = re.compile(r"(https?|file|media|data):", re.IGNORECASE)
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)  # of any URL
 UNKNOWN = "unknown scheme: a URL begins with http:, https:, file:, media: or data:"
+SET_KEY = "Set TRIPTYCH_API_KEY, or give --api-key-file."
 _LONGEST_NAME = 100  # characters: data: URLs are long
 _TIMING = b": server-timing: "
 _UNKNOWN_ISSUER = (18, 19, 20, 21)  # OpenSSL's codes: self-signed, or of an unknown authority
@@ -309,8 +310,12 @@ class Client:
     def _check_status(self, reply: http.client.HTTPResponse) -> http.client.HTTPResponse:
         if reply.status == 200:
             return reply
-        error = self._decode(self._read_all(reply), _Chunk).error
-        raise _to_error(reply.status, error or _Error(f"status {reply.status}"))
+        error = self._decode(self._read_all(reply), _Chunk).error or _Error(
+            f"status {reply.status}"
+        )
+        if reply.status == 401:
+            error = msgspec.structs.replace(error, message=f"{error.message} {SET_KEY}")
+        raise _to_error(reply.status, error)
 
     def _decode(self, data: bytes, type: type[T]) -> T:
         try:

@@ -196,6 +196,14 @@ def test_a_refusal_shows_the_servers_message_and_sets_the_exit_code(server, pict
     assert capsys.readouterr().err == "triptych: No picture. (invalid_media)\n"
 
 
+def test_a_missing_key_is_reported_with_where_to_set_it(server, capsys):
+    server.status = 401
+    server.pieces = {"error": {"message": "The API key is missing.", "code": "invalid_api_key"}}
+    assert main(["ask", "How many?", "--url", server.url]) == 1
+    said = "The API key is missing. Set TRIPTYCH_API_KEY, or give --api-key-file."
+    assert capsys.readouterr().err == f"triptych: {said} (invalid_api_key)\n"
+
+
 @pytest.mark.parametrize(
     ("place", "named"),
     [
