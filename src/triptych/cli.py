@@ -99,6 +99,7 @@ def _frontend(args: argparse.Namespace) -> int:
     config = _check_single(_config(args), "frontend")
     launch.check_media(config)
     launch.check_access(config)
+    launch.check_parsers(config)
     launch.warn_of_open_port(config)
     return process.main(config, launch.cluster_secret())
 

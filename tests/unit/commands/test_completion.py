@@ -81,6 +81,8 @@ def bash(scripts, folder, *words):
         (["serve", "--routing", "=", "k"], ["kv"]),  # as bash divides --routing=k
         (["serve", "--routing", "="], ["round-robin", "random", "least-loaded", "kv"]),
         (["serve", "--pattern", "E/"], ["E/PD", "E/P/D"]),
+        (["serve", "--tool-parser", "h"], ["hermes"]),
+        (["serve", "--reasoning-parser", "t"], ["think"]),
         (["serve", "--config", "my"], ["my models", "my notes.toml"]),
         (["serve", "--model", "my"], ["my models"]),
         (["serve", "my"], ["my models"]),

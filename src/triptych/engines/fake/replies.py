@@ -32,7 +32,7 @@ class ReplyScript:
         self._library = tokenizers.Tokenizer.from_file(str(model.folder / "tokenizer.json"))
         self._library.no_truncation()
         self._library.no_padding()
-        self._replies = [(line.prompt, self._ids(line, model)) for line in _read(Path(path))]
+        self._replies = [(line.prompt, self._ids(line, model)) for line in read_replies(path)]
 
     def find(self, work: Work) -> tuple[int, ...] | None:
         """The tokens of the reply to this prompt; None: the file has none."""
@@ -49,8 +49,9 @@ class ReplyScript:
         return (*ids, *model.end_ids[:1])
 
 
-def _read(path: Path) -> list[ScriptedReply]:
+def read_replies(path: str) -> list[ScriptedReply]:
+    """The lines of the file. Raises InvalidConfig."""
     try:
-        return msgspec.json.Decoder(ScriptedReply).decode_lines(path.read_bytes())
+        return msgspec.json.Decoder(ScriptedReply).decode_lines(Path(path).read_bytes())
     except (OSError, msgspec.MsgspecError) as error:
         raise InvalidConfig(f"--fake-replies {path}: {error}") from None
