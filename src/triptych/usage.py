@@ -86,9 +86,10 @@ address --worker-host. All processes need the same model, --pattern and TRIPTYCH
   triptych ask 'What is said?' word.wav --json
   triptych ask - notes.png < question.txt
 
-Media stand before the question, in the order of the command line; each is a local file or a URL
-that the server fetches. The content of a file, or its name, says what it is; --image, --video and
---audio say it themselves. The question comes from stdin if it is - or missing.
+The question comes first, then the files; the model sees the files first, in the same order. Each
+is a local file or a URL that the server fetches. The content of a file, or its name, says what it
+is; --image, --video and --audio say it themselves. The question comes from stdin if it is - or
+missing.
 Without --url the command asks the server at --host and --port. If none listens there, it starts
 one with the settings below and stops it after the answer. To a running server only --host, --port
 and the key apply; other settings are an error. The answer goes to stdout, the model's name and

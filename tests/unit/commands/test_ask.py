@@ -112,6 +112,18 @@ def test_what_cannot_be_asked_is_refused(server, monkeypatch, capsys, words, dat
     assert server.bodies == []
 
 
+@pytest.mark.parametrize("first", ["a.png", "none.png"])
+def test_a_question_after_its_file_is_told_where_it_belongs(picture, monkeypatch, capsys, first):
+    monkeypatch.chdir(os.path.dirname(picture))
+    assert main(["ask", first, "How many?"]) == 2
+    assert capsys.readouterr().err == (
+        "triptych: How many?: no such file. The question comes first: triptych ask QUESTION FILE "
+        "...\n"
+    )
+    assert main(["ask", "What is in none.png", "what.is"]) == 2
+    assert capsys.readouterr().err == "triptych: what.is: no such file\n"
+
+
 def test_a_file_without_a_question_is_not_the_question(picture, monkeypatch, capsys):
     """At a terminal, where nobody would type it."""
     monkeypatch.setattr(sys, "stdin", Mock(isatty=lambda: True))
