@@ -96,7 +96,10 @@ def _read_stdin() -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise InvalidConfig("the question on stdin is not UTF-8 text") from None
+        raise InvalidConfig(
+            "the question on stdin is not UTF-8 text. Stdin gives only the question: name a "
+            "picture, clip or sound as a file"
+        ) from None
 
 
 def _ask(client: Client, question: Question, content: Content, choice: ServerChoice) -> ChatAnswer:

@@ -73,6 +73,8 @@ class MediaInput(Struct, frozen=True):
             why = error.strerror
             if isinstance(error, FileNotFoundError):
                 why = UNKNOWN if _SCHEME.match(self.source) else "no such file"
+                if self.source == "-":
+                    why = "stdin gives only the question: give the name of a file"
             raise StartError(f"{self.name}: {why}") from None
         return f"data:;base64,{base64.b64encode(data).decode()}"
 
