@@ -6,6 +6,7 @@ Prompts that no line names get tokens of the hash, as without a file.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,8 @@ from msgspec import Struct
 from triptych.checkpoint import Model
 from triptych.errors import InvalidConfig
 from triptych.messages import Work
+
+EXAMPLE = '{"prompt": "weather", "reply": "Sunny."}, with "split": true or false if you need it'
 
 
 class ScriptedReply(Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,6 +55,27 @@ class ReplyScript:
 def read_replies(path: str) -> list[ScriptedReply]:
     """The lines of the file. Raises InvalidConfig."""
     try:
-        return msgspec.json.Decoder(ScriptedReply).decode_lines(Path(path).read_bytes())
-    except (OSError, msgspec.MsgspecError) as error:
-        raise InvalidConfig(f"--fake-replies {path}: {error}") from None
+        lines = Path(path).read_bytes().split(b"\n")
+    except OSError as error:
+        raise InvalidConfig(f"--fake-replies {path} cannot be read: {error.strerror}") from None
+    replies: list[ScriptedReply] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            if line.strip():
+                replies.append(msgspec.json.decode(line, type=ScriptedReply))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            where = f"--fake-replies {path}, line {number}"
+            raise InvalidConfig(f"{where} {_explain(error)}. Write it as {EXAMPLE}") from None
+    return replies
+
+
+def _explain(error: ValueError) -> str:
+    if not isinstance(error, msgspec.ValidationError):
+        return "is not JSON"
+    what, _, place = str(error).partition(" - at `$.")
+    if field := place.rstrip("`"):
+        return f"has a wrong '{field}'"
+    named = re.search("`(.*)`", what)
+    if named is None or "field" not in what:
+        return "is not an object"
+    return f"has {'no' if 'missing' in what else 'an unknown'} '{named[1]}'"
