@@ -132,6 +132,18 @@ OWN_USAGE = {
     "chat": "[--url URL | MODEL]",
 }
 
+_ENGINE_ARGS = "With --engine vllm give it in --engine-args"
+VLLM_FLAGS = {  # that have another name here: what to do instead
+    "--limit-mm-per-prompt": "Use --limit-media, as in --limit-media image=8,video=1",
+    "--max-num-seqs": f"Use --torch-max-running. {_ENGINE_ARGS}",
+    "--enable-auto-tool-choice": "It is not needed: leave it out",
+    "--tool-call-parser": "Use --tool-parser",
+    "--allowed-local-media-path": "Use --allowed-media-path",
+    "--tensor-parallel-size": _ENGINE_ARGS,
+    "--pipeline-parallel-size": _ENGINE_ARGS,
+    "--max-num-batched-tokens": _ENGINE_ARGS,
+}
+
 # The settings of --help, by command.
 _MODEL = ("model", ("model", "served_model_name", "max_model_len", "dtype"))
 _RUNS = ("how it runs", ("pattern", "engine", "device", "kv_cache_bytes"))
