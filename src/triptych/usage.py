@@ -122,7 +122,8 @@ say how to set them, and docs/deploy.md describes the steps before and after."""
   triptych completion zsh > ~/.zfunc/_triptych            a folder of $fpath
   triptych completion fish > ~/.config/fish/completions/triptych.fish
 
-To try it in the shell that runs: source <(triptych completion bash)""",
+Create the folder first (mkdir -p). bash reads its file only with the package bash-completion.
+Without it, and to try it in the shell that runs: source <(triptych completion bash)""",
 }
 
 OWN_USAGE = {
