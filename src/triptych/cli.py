@@ -38,6 +38,7 @@ from triptych.usage import (
     PATTERNS,
     SHORT,
     VARIABLES,
+    VLLM_FLAGS,
 )
 
 if TYPE_CHECKING:  # it loads an HTTP client, which most commands do not need
@@ -99,6 +100,7 @@ def _frontend(args: argparse.Namespace) -> int:
     config = _check_single(_config(args), "frontend")
     launch.check_media(config)
     launch.check_access(config)
+    launch.check_parsers(config)
     launch.warn_of_open_port(config)
     return process.main(config, launch.cluster_secret())
 
@@ -340,6 +342,7 @@ def _add_flags(command: CommandParser, name: str) -> None:
     if name in WITHOUT_SETTINGS:
         return
     _add_settings(command, name)
+    command.foreign_flags = VLLM_FLAGS
     own = OWN_USAGE.get(name, "[MODEL]")
     command.usage = f"triptych {name} {own} [--config FILE] [settings]"
     if name in ("ask", "chat"):  # most of those who read it ask a server that runs

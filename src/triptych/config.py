@@ -332,10 +332,18 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         str, _frontend("Jinja file that replaces the model's chat template, for example for tools")
     ] = ""
     tool_parser: Annotated[
-        str, _frontend("how the model writes tool calls: a name, auto (by its template), or none")
+        str,
+        _frontend(
+            "how the model writes tool calls: auto (by its template), none, deepseek, glm, hermes, "
+            "json, llama, mistral, pythonic or qwen-coder"
+        ),
     ] = "auto"
     reasoning_parser: Annotated[
-        str, _frontend("how the model marks its reasoning: a name, auto (by its template), or none")
+        str,
+        _frontend(
+            "how the model marks its reasoning: auto (by its template), none, kimi, mistral or "
+            "think"
+        ),
     ] = "auto"
     api_key: Annotated[str, _frontend("API keys that clients must send, separated by commas")] = ""
     api_key_file: Annotated[

@@ -86,9 +86,10 @@ address --worker-host. All processes need the same model, --pattern and TRIPTYCH
   triptych ask 'What is said?' word.wav --json
   triptych ask - notes.png < question.txt
 
-Media stand before the question, in the order of the command line; each is a local file or a URL
-that the server fetches. The content of a file, or its name, says what it is; --image, --video and
---audio say it themselves. The question comes from stdin if it is - or missing.
+The question comes first, then the files; the model sees the files first, in the same order. Each
+is a local file or a URL that the server fetches. The content of a file, or its name, says what it
+is; --image, --video and --audio say it themselves. The question comes from stdin if it is - or
+missing.
 Without --url the command asks the server at --host and --port. If none listens there, it starts
 one with the settings below and stops it after the answer. To a running server only --host, --port
 and the key apply; other settings are an error. The answer goes to stdout, the model's name and
@@ -121,7 +122,8 @@ say how to set them, and docs/deploy.md describes the steps before and after."""
   triptych completion zsh > ~/.zfunc/_triptych            a folder of $fpath
   triptych completion fish > ~/.config/fish/completions/triptych.fish
 
-To try it in the shell that runs: source <(triptych completion bash)""",
+Create the folder first (mkdir -p). bash reads its file only with the package bash-completion.
+Without it, and to try it in the shell that runs: source <(triptych completion bash)""",
 }
 
 OWN_USAGE = {
@@ -129,6 +131,18 @@ OWN_USAGE = {
     "worker": "--role ROLE [--index N] [--ready-file FILE] [MODEL]",
     "ask": "[QUESTION] [FILE ...] [--image FILE] [--video FILE] [--audio FILE] [--url URL]",
     "chat": "[--url URL | MODEL]",
+}
+
+_ENGINE_ARGS = "With --engine vllm give it in --engine-args"
+VLLM_FLAGS = {  # that have another name here: what to do instead
+    "--limit-mm-per-prompt": "Use --limit-media, as in --limit-media image=8,video=1",
+    "--max-num-seqs": f"Use --torch-max-running. {_ENGINE_ARGS}",
+    "--enable-auto-tool-choice": "It is not needed: leave it out",
+    "--tool-call-parser": "Use --tool-parser",
+    "--allowed-local-media-path": "Use --allowed-media-path",
+    "--tensor-parallel-size": _ENGINE_ARGS,
+    "--pipeline-parallel-size": _ENGINE_ARGS,
+    "--max-num-batched-tokens": _ENGINE_ARGS,
 }
 
 # The settings of --help, by command.

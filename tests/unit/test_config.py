@@ -9,7 +9,7 @@ from triptych import cli, config
 from triptych.cli import COMMANDS, _config, _parser, main
 from triptych.commands import doctor
 from triptych.errors import InvalidConfig, InvalidPattern
-from triptych.usage import SHORT
+from triptych.usage import SHORT, VLLM_FLAGS
 
 
 def read(*argv):
@@ -302,6 +302,10 @@ def subcommand(name):
         (["ask", "What?", "--imgae", "a.png"], "--imgae. Did you mean --image?"),
         (["ask", "What?", "--words"], "unrecognized arguments: --words."),
         (["serve", "--routing=kvv"], "Did you mean kv?"),
+        (["serve", "--limit-mm-per-prompt", "image=4"], "Use --limit-media, as in --limit-media"),
+        (["serve", "--max-num-seqs=4"], "Use --torch-max-running. With --engine vllm give it in"),
+        (["worker", "--role=E", "--tensor-parallel-size=2"], "give it in --engine-args. See"),
+        (["serve", "--enable-auto-tool-choice"], "It is not needed: leave it out. See"),
         (["completion", "bsh"], "Did you mean bash?"),
     ],
 )
@@ -312,6 +316,13 @@ def test_a_mistyped_name_gets_a_suggestion(capsys, words, said):
     assert left.value.code == 2
     assert said in told
     assert told.count("\n") == 1
+
+
+def test_what_replaces_the_flags_of_vllm_exists():
+    known = {flag.name for flag in config.all_settings()}
+    assert known.isdisjoint(VLLM_FLAGS)
+    named = {flag for text in VLLM_FLAGS.values() for flag in re.findall(r"--[a-z-]+", text)}
+    assert named <= known
 
 
 def test_settings_that_name_a_path_say_so():

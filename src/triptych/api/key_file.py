@@ -11,9 +11,11 @@ Several keys of one name belong to one holder: one tenant, one set of limits.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
+import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,8 +42,12 @@ class _KeyTable(Struct, frozen=True, forbid_unknown_fields=True):
     streams: _Limit | None = None
 
 
-class _Keys(Struct, frozen=True, forbid_unknown_fields=True):
-    key: tuple[_KeyTable, ...] = ()
+_MEANINGS = {  # what a field must be; the others are limits
+    "name": "must be 1 to 64 letters, digits or . _ @ -, and begin with a letter or digit",
+    "key": "must be a text that is not empty",
+    "sha256": "must be 64 hexadecimal digits, as `sha256sum` prints them",
+}
+_LIMIT = "must be a whole number of 1 or more"
 
 
 class NamedKey(Struct, frozen=True):
@@ -57,16 +63,42 @@ def read_key_file(path: str) -> list[NamedKey]:
     """The keys of the file. Raises InvalidConfig, which quotes no key."""
     try:
         decoded = tomllib.loads(Path(path).read_text())
-        entries = msgspec.convert(decoded, _Keys).key
-        keys = [_named_key(entry) for entry in entries]
+        keys = [_named_key(entry) for entry in _read_tables(decoded)]
         _check_all(keys)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfig(f"--keys-file {path} cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise InvalidConfig(f"--keys-file {path} is not TOML: {error}") from None
-    except ValueError as error:  # a ValidationError is one
+    except ValueError as error:
         raise InvalidConfig(f"--keys-file {path} cannot be used: {error}") from None
     return keys
+
+
+def _read_tables(decoded: dict[str, Any]) -> Iterator[_KeyTable]:
+    for name in sorted(decoded.keys() - {"key"}):
+        hint = " Did you mean [[key]]?" if name.rstrip("s") == "key" else ""
+        raise ValueError(f"there is no '{name}': it has [[key]] tables alone.{hint}")
+    tables = decoded.get("key", [])
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ValueError("'key' is not a list of tables: begin each key with [[key]]")
+    for number, table in enumerate(tables, 1):
+        try:
+            yield msgspec.convert(table, _KeyTable)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"[[key]] number {number}{_explain(str(error))}") from None
+
+
+def _explain(message: str) -> str:
+    """What is wrong with a table, in words that follow its number. Quotes no value."""
+    what, _, place = message.partition(" - at `$.")
+    if field := place.rstrip("`"):
+        return f": '{field}' {_MEANINGS.get(field, _LIMIT)}"
+    [field] = re.findall("`(.*)`", what)
+    if "missing" in what:
+        return f" has no '{field}'"
+    near = difflib.get_close_matches(field, _KeyTable.__struct_fields__, 1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return f" has an unknown name '{field}'.{hint}"
 
 
 def _named_key(entry: _KeyTable) -> NamedKey:

@@ -5,6 +5,7 @@ The answer streams to stdout, everything else goes to stderr.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from triptych.commands.asked_server import ServerChoice, asked_server
-from triptych.commands.attachments import media_input, names_file
+from triptych.commands.attachments import media_input, names_file, source_kind
 from triptych.commands.client import GREEDY, ChatAnswer, Client, MediaInput, ServerNotFound
 from triptych.commands.conversation import Attachment, Content, Conversation
 from triptych.commands.drawing import draw_bar
@@ -26,13 +27,15 @@ from triptych.commands.terminal import (
     write_stdout,
 )
 from triptych.config import Config
-from triptych.errors import InvalidConfig, RequestError
+from triptych.errors import InvalidConfig, RequestError, StartError
 from triptych.messages import MediaKind
 from triptych.observe.log import print_status
 
 STDIN = "-"
 _STDIN_BYTES = 8 << 20  # as much JSON as a server takes by default
 _MISSING = "the question is missing: write it before the files, or give it on stdin"
+
+_QUESTION_FIRST = "The question comes first: triptych ask QUESTION FILE ..."
 
 
 class Question(Struct, frozen=True):
@@ -60,8 +63,10 @@ def read_question(words: list[tuple[MediaKind | None, str]]) -> tuple[str, tuple
     text, files = None, list(words)
     if plain and not names_file(words[plain[0]][1]):
         _, text = files.pop(plain[0])
+    misplaced = text is None or (not re.search(r"\s", text) and source_kind(text) is not None)
     media = tuple(
-        MediaInput(kind, source) if kind else media_input(source) for kind, source in files
+        MediaInput(kind, source) if kind else _named_input(source, misplaced)
+        for kind, source in files
     )
     if text is None and (sys.stdin is None or sys.stdin.isatty()):
         raise InvalidConfig(_MISSING)
@@ -70,6 +75,16 @@ def read_question(words: list[tuple[MediaKind | None, str]]) -> tuple[str, tuple
     if not text.strip():
         raise InvalidConfig(_MISSING)
     return text, media
+
+
+def _named_input(source: str, misplaced: bool) -> MediaInput:
+    """``misplaced``: a file stands where the question belongs, so this may be the question."""
+    try:
+        return media_input(source)
+    except StartError as error:
+        if not misplaced:
+            raise
+        raise StartError(f"{error}. {_QUESTION_FIRST}") from None
 
 
 def _read_stdin() -> str:
@@ -81,7 +96,10 @@ def _read_stdin() -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise InvalidConfig("the question on stdin is not UTF-8 text") from None
+        raise InvalidConfig(
+            "the question on stdin is not UTF-8 text. Stdin gives only the question: name a "
+            "picture, clip or sound as a file"
+        ) from None
 
 
 def _ask(client: Client, question: Question, content: Content, choice: ServerChoice) -> ChatAnswer:

@@ -35,8 +35,10 @@ SILENT_SECONDS = 600.0  # a request may be queued before its first token
 _URL = re.compile(r"(https?|file|media|data):", re.IGNORECASE)
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)  # of any URL
 UNKNOWN = "unknown scheme: a URL begins with http:, https:, file:, media: or data:"
+SET_KEY = "Set TRIPTYCH_API_KEY, or give --api-key-file."
 _LONGEST_NAME = 100  # characters: data: URLs are long
 _TIMING = b": server-timing: "
+_UNKNOWN_ISSUER = (18, 19, 20, 21)  # OpenSSL's codes: self-signed, or of an unknown authority
 _HEALTH_BYTES = 1 << 16  # read of an answer that may be another program's
 
 
@@ -71,6 +73,8 @@ class MediaInput(Struct, frozen=True):
             why = error.strerror
             if isinstance(error, FileNotFoundError):
                 why = UNKNOWN if _SCHEME.match(self.source) else "no such file"
+                if self.source == "-":
+                    why = "stdin gives only the question: give the name of a file"
             raise StartError(f"{self.name}: {why}") from None
         return f"data:;base64,{base64.b64encode(data).decode()}"
 
@@ -152,11 +156,20 @@ class Client:
 
     def ready(self) -> bool:
         """False: no Triptych server listens there. Raises ServiceError if one does, but is not
-        ready. Sends no key, since another program may listen there."""
+        ready, or if it may be one with TLS. Sends no key, since another program may listen there.
+        """
         try:
             with self._reply("GET", "/health", key=False) as reply, self._reading():
                 body = reply.read(_HEALTH_BYTES)
             state = msgspec.json.decode(body, type=_Health).status
+        except NoHTTP:
+            if self._secure:
+                return False
+            raise ServiceError(
+                f"the port of {self.url} is in use, but does not answer plain HTTP. If a server "
+                f"with TLS listens there, give --url https{self.url.removeprefix('http')} or its "
+                "--tls-cert; else give another --port"
+            ) from None
         except (ServerNotFound, msgspec.DecodeError, UnicodeDecodeError):
             return False  # none, or another program on this port
         if reply.status != 200:
@@ -259,6 +272,8 @@ class Client:
             try:
                 connection.connect()
                 self._check_certificate(connection.sock)
+            except ssl.SSLCertVerificationError as error:
+                raise ServiceError(_explain_certificate(self.url, error)) from None
             except OSError as error:
                 raise ServerNotFound(
                     f"no server answers at {self.url}: {error.strerror or error}"
@@ -281,10 +296,10 @@ class Client:
             raise ServiceError(f"the server at {self.url} does not answer") from None
         except (OSError, http.client.IncompleteRead) as error:
             why = str(error) or type(error).__name__
-            raise ServerNotFound(f"the server at {self.url} closed the connection: {why}") from None
+            raise NoHTTP(f"the server at {self.url} closed the connection: {why}") from None
         except http.client.HTTPException as error:
             why = f"{type(error).__name__} {error}".strip()
-            raise ServerNotFound(f"what answers at {self.url} does not speak HTTP: {why}") from None
+            raise NoHTTP(f"what answers at {self.url} does not speak HTTP: {why}") from None
 
     def _lines(self, reply: http.client.HTTPResponse) -> Iterator[bytes]:
         with self._reading():
@@ -297,14 +312,23 @@ class Client:
     def _check_status(self, reply: http.client.HTTPResponse) -> http.client.HTTPResponse:
         if reply.status == 200:
             return reply
-        error = self._decode(self._read_all(reply), _Chunk).error
-        raise _to_error(reply.status, error or _Error(f"status {reply.status}"))
+        error = self._decode(self._read_all(reply), _Chunk).error or _Error(
+            f"status {reply.status}"
+        )
+        if reply.status == 401:
+            error = msgspec.structs.replace(error, message=f"{error.message} {SET_KEY}")
+        raise _to_error(reply.status, error)
 
     def _decode(self, data: bytes, type: type[T]) -> T:
         try:
             return msgspec.json.decode(data, type=type)
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise ServiceError(f"what answers at {self.url} is not a Triptych server") from None
+
+
+def _explain_certificate(url: str, error: ssl.SSLCertVerificationError) -> str:
+    hint = " Set SSL_CERT_FILE to its PEM file." if error.verify_code in _UNKNOWN_ISSUER else ""
+    return f"the certificate of {url} is not trusted: {error.verify_message.rstrip('.')}.{hint}"
 
 
 def unverified_context() -> ssl.SSLContext:
@@ -317,6 +341,10 @@ def unverified_context() -> ssl.SSLContext:
 
 class ServerNotFound(ServiceError):
     """No server listens there, or it is gone."""
+
+
+class NoHTTP(ServerNotFound):
+    """Something listens there, but gives no whole answer in HTTP."""
 
 
 def _to_error(status: int, error: _Error) -> TriptychError:

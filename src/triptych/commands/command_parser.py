@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from msgspec import Struct
@@ -45,6 +45,7 @@ class CommandParser(argparse.ArgumentParser):
         self.intermixed = False  # positional arguments may stand between flags
         self.word_flag = ""  # words without a flag are values of this one, in their place
         self.add_flags: Callable[[], None] = lambda: None  # called once, before anything is read
+        self.foreign_flags: Mapping[str, str] = {}  # of other programs: what to do instead
         self.details = ""  # what only --help-all says, before the flags
         self.short: tuple[HelpGroup, ...] = ()  # empty: --help shows everything
         self.short_epilog = ""
@@ -127,7 +128,9 @@ class CommandParser(argparse.ArgumentParser):
         """``rest``: the words that no flag takes."""
         flag = next((word.partition("=")[0] for word in rest if word.startswith("--")), "")
         known = self._option_string_actions.keys() - {self.word_flag}
-        self.error(f"unrecognized arguments: {' '.join(rest)}{suggest(flag, known)}")
+        instead = self.foreign_flags.get(flag)
+        hint = f". {instead}" if instead else suggest(flag, known)
+        self.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:

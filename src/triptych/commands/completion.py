@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from triptych.commands.command_parser import CommandParser
 from triptych.commands.terminal import write_stdout
+from triptych.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
 
 _FOLDERS = ("FOLDER", "MODEL")
 _FILES = ("FILE", "NEW")
@@ -22,6 +23,8 @@ _USUAL = {  # values of settings that take others too
     "--engine": ("torch", "vllm", "sglang", "trtllm", "fake"),
     "--device": ("auto", "cpu", "cuda"),
     "--role": ("E", "P", "D", "EP", "PD", "EPD"),
+    "--tool-parser": ("auto", "none", *TOOL_PARSERS),
+    "--reasoning-parser": ("auto", "none", *REASONING_PARSERS),
 }
 
 

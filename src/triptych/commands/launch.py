@@ -23,6 +23,7 @@ import msgspec
 from triptych import __version__, models, placement, requirements
 from triptych.checkpoint import Model, cache_folder, fingerprint, open_model, packaged_folder
 from triptych.commands.client import base_url, unverified_context
+from triptych.commands.command_parser import suggest
 from triptych.config import Config, RaySettings, key_environment, to_flags
 from triptych.engines.adapter.arguments import gpus_per_engine, sets_gpu_memory
 from triptych.engines.base import engine_kind
@@ -120,6 +121,8 @@ def check_config(config: Config) -> None:
     open_checked_model(config)
     check_sources(config)
     check_access(config)
+    check_parsers(config)
+    check_replies(config)
     engine_python(config)
     if (tls := worker_tls(config)) is not None:
         tls.check()
@@ -162,6 +165,32 @@ def check_access(config: Config) -> None:
     APIKeys(config.api_keys, config.admin_keys, config.keys_file)
     public_paths(config.public_routes)
     cors_policy(config)
+
+
+def check_parsers(config: Config) -> None:
+    """Check the names of --tool-parser and --reasoning-parser."""
+    from triptych.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
+
+    for flag, given, formats in (
+        ("--tool-parser", config.tool_parser, TOOL_PARSERS),
+        ("--reasoning-parser", config.reasoning_parser, REASONING_PARSERS),
+    ):
+        names = ("auto", "none", *formats)
+        if given not in names:
+            raise InvalidConfig(
+                f"{flag} {given!r} is not one of {', '.join(names)}{suggest(given, names)}"
+            )
+
+
+def check_replies(config: Config) -> None:
+    """Check the file of --fake-replies."""
+    if not config.fake.replies:
+        return
+    if config.engine != "fake":
+        raise InvalidConfig(f"--fake-replies needs --engine fake; the engine is {config.engine}")
+    from triptych.engines.fake.replies import read_replies
+
+    read_replies(config.fake.replies)
 
 
 def check_sources(config: Config) -> None:

@@ -28,6 +28,11 @@ RESERVE = 128  # descriptors, or an eighth: for workers, files and refusals
 RETRY_SECONDS = 0.5  # after the system lacked a descriptor or memory for a connection
 CONNECTIONS_REFUSED = "connections_refused"
 HANDSHAKES_FAILED = "tls_handshakes_failed"
+_HANDSHAKE_ERRORS = (  # the end of OpenSSL's reason; its prefix depends on the version
+    ("HTTP_REQUEST", "a client spoke plain HTTP to this HTTPS port"),
+    ("ALERT_UNKNOWN_CA", "a client does not trust the certificate of --tls-cert"),
+    ("ALERT_CERTIFICATE_UNKNOWN", "a client does not trust the certificate of --tls-cert"),
+)
 REFUSED_HANDSHAKE_SECONDS = 2.0  # for a connection that is refused
 
 
@@ -72,6 +77,12 @@ class Acceptor:
     def connection_closed(self, refused: bool) -> None:
         self._refused -= refused
         self._resume()
+
+    def report_tls_client(self) -> None:
+        """Log that a client speaks TLS, where there is no certificate."""
+        self._rate_limited_log.warning(
+            HANDSHAKES_FAILED, "a client speaks TLS to this plain HTTP port: set --tls-cert"
+        )
 
     def close(self) -> None:
         self._pause()
@@ -133,9 +144,7 @@ class Acceptor:
                 await self._shake_hands(accepted, refused, self._certificate.context)
         except OSError as error:  # the client has gone, or speaks no TLS that suits
             if isinstance(error, ssl.SSLError):
-                self._rate_limited_log.warning(
-                    HANDSHAKES_FAILED, f"a TLS handshake failed: {error.reason or error}"
-                )
+                self._rate_limited_log.warning(HANDSHAKES_FAILED, _explain_handshake(error))
             accepted.close()
             self.connection_closed(refused)
 
@@ -150,6 +159,12 @@ class Acceptor:
             ssl_handshake_timeout=min(seconds, REFUSED_HANDSHAKE_SECONDS) if refused else seconds,
             ssl_shutdown_timeout=self._limits.write_seconds,
         )
+
+
+def _explain_handshake(error: ssl.SSLError) -> str:
+    reason = str(error.reason or error)
+    known = (words for end, words in _HANDSHAKE_ERRORS if reason.endswith(end))
+    return next(known, f"a TLS handshake failed: {reason}")
 
 
 def _listen(family: int, address: Any) -> socket.socket:

@@ -15,6 +15,7 @@ from typing import Protocol, cast
 
 from triptych.config import Limits
 from triptych.errors import (
+    InvalidHTTP,
     OutOfMemory,
     Overloaded,
     PayloadTooLarge,
@@ -59,6 +60,7 @@ BODIES_FULL = "The server is receiving too many large bodies at the moment. Try 
 CONNECTIONS_FULL = "The server has too many connections at the moment. Try again."
 NO_MEMORY = "The server has no memory for the request at the moment. Try again."
 TOO_SLOW = "The request did not arrive in time."
+SPEAKS_TLS = "This port speaks plain HTTP, not TLS."
 
 
 class Application(Protocol):
@@ -90,6 +92,9 @@ class ServerContext(Protocol):
     admission: BodyAdmission
 
     def connection_closed(self, connection: HTTPConnection) -> None: ...
+
+    def report_tls_client(self) -> None:
+        """A client began a TLS handshake on a connection without TLS."""
 
     def flush_soon(self, connection: HTTPConnection) -> None:
         """Have ``connection.flush`` called before the event loop waits again."""
@@ -270,6 +275,9 @@ class HTTPConnection(BufferedProtocol):
             self.server.app.check_head(head)
             self._expect_body(head)
         elif before is IDLE and self._parser.phase is HEAD:
+            if self._parser.begins_with_tls and not self._tls:  # no head would ever be complete
+                self.server.report_tls_client()
+                raise InvalidHTTP(SPEAKS_TLS)
             self._expect_within(self.server.limits.header_seconds)
 
     def _max_body_bytes(self, head: RequestHead) -> int:

@@ -15,6 +15,7 @@ import httptools
 from triptych.errors import HeadersTooLarge, InvalidHTTP, PayloadTooLarge
 from triptych.http.bodies import BodyBuffer
 
+TLS_HANDSHAKE = b"\x16"  # the first byte of a client that speaks TLS
 MAX_LENGTH_DIGITS = 19  # of a Content-Length; llhttp takes any number of leading zeros
 _SINGLE = frozenset(
     (b"host", b"authorization", b"x-api-key", b"content-type", b"transfer-encoding", b"expect")
@@ -327,6 +328,11 @@ class RequestParser:
         if self.head is not None:
             return self.head.method == "HEAD"
         return self._unparsed.startswith(b"HEAD ")
+
+    @property
+    def begins_with_tls(self) -> bool:
+        """Whether the bytes that have arrived are a TLS handshake. No head begins so."""
+        return self._unparsed.startswith(TLS_HANDSHAKE)
 
     # --- bytes
 

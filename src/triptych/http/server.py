@@ -72,6 +72,9 @@ class HTTPServer:
         self.settled.set()
         self._acceptor.connection_closed(connection.refused)
 
+    def report_tls_client(self) -> None:
+        self._acceptor.report_tls_client()
+
     def flush_soon(self, connection: HTTPConnection) -> None:
         if not self._unflushed:
             self.loop.call_soon(self._flush)

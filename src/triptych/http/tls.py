@@ -77,6 +77,10 @@ def _check_pem(flag: str, path: str, begin: str) -> None:
         text = Path(path).read_text("latin-1")
     except OSError as error:
         raise InvalidConfig(f"{flag} {path} cannot be read: {error.strerror}") from None
+    if begin not in text and flag == "--tls-key" and "-----BEGIN CERTIFICATE-----" in text:
+        raise InvalidConfig(
+            f"{path} holds certificates but no private key: set --tls-key to the file with the key"
+        )
     if begin not in text:
         raise InvalidConfig(f"{flag} {path} is not PEM: it has no line with '{begin}'")
 

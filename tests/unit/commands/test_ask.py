@@ -2,12 +2,14 @@ import contextlib
 import io
 import json
 import os
+import ssl
 import sys
 from unittest.mock import Mock
 
 import pytest
 
 from support.answering import DONE, TIMING, USAGE, answering, chunk
+from support.certificates import Authority
 from triptych.checkpoint import packaged_folder
 from triptych.cli import EXIT_BROKEN_PIPE, _parser, main
 from triptych.commands import temporary_server
@@ -96,7 +98,9 @@ def test_a_given_question_leaves_stdin_alone(server, monkeypatch):
         (["-"], b" \n", "the question is missing"),
         ([""], b"text", "the question is missing"),
         ([" \n"], b"text", "the question is missing"),
-        (["-"], b"\xff", "is not UTF-8"),
+        (["-"], b"\xff", "is not UTF-8 text. Stdin gives only the question"),
+        (["What?", "-"], b"\x89PNG", "-: stdin gives only the question"),
+        (["What?", "--image=-"], b"\x89PNG", "--image -: stdin gives only the question"),
         (["-"], b"x" * (8 << 20) + b"y", "more than 8 MiB"),
         (["What?", "none.png"], b"", "none.png: no such file"),
         (["What?", "what.is"], b"", "what.is: no such file"),
@@ -108,6 +112,18 @@ def test_what_cannot_be_asked_is_refused(server, monkeypatch, capsys, words, dat
     assert main(["ask", *words, "--url", server.url]) == 2
     assert said in capsys.readouterr().err
     assert server.bodies == []
+
+
+@pytest.mark.parametrize("first", ["a.png", "none.png"])
+def test_a_question_after_its_file_is_told_where_it_belongs(picture, monkeypatch, capsys, first):
+    monkeypatch.chdir(os.path.dirname(picture))
+    assert main(["ask", first, "How many?"]) == 2
+    assert capsys.readouterr().err == (
+        "triptych: How many?: no such file. The question comes first: triptych ask QUESTION FILE "
+        "...\n"
+    )
+    assert main(["ask", "What is in none.png", "what.is"]) == 2
+    assert capsys.readouterr().err == "triptych: what.is: no such file\n"
 
 
 def test_a_file_without_a_question_is_not_the_question(picture, monkeypatch, capsys):
@@ -194,6 +210,14 @@ def test_a_refusal_shows_the_servers_message_and_sets_the_exit_code(server, pict
     assert capsys.readouterr().err == "triptych: No picture. (invalid_media)\n"
 
 
+def test_a_missing_key_is_reported_with_where_to_set_it(server, capsys):
+    server.status = 401
+    server.pieces = {"error": {"message": "The API key is missing.", "code": "invalid_api_key"}}
+    assert main(["ask", "How many?", "--url", server.url]) == 1
+    said = "The API key is missing. Set TRIPTYCH_API_KEY, or give --api-key-file."
+    assert capsys.readouterr().err == f"triptych: {said} (invalid_api_key)\n"
+
+
 @pytest.mark.parametrize(
     ("place", "named"),
     [
@@ -222,6 +246,16 @@ def test_a_server_that_is_gone_is_reported_with_what_to_do(capsys):
         "triptych: no server answers at http://127.0.0.1:1: Connection refused. Start one with "
         "`triptych serve`, or leave out --url. (service_unavailable)\n"
     )
+
+
+def test_a_port_with_tls_gets_no_second_server(tmp_path, capsys, monkeypatch):
+    """Which would answer instead of the one that was meant."""
+    monkeypatch.setattr(temporary_server, "temporary_server", Mock(side_effect=AssertionError))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*Authority(tmp_path).sign("server"))
+    with answering(context) as state:
+        assert main(["ask", "How many?", f"--port={state.url.rpartition(':')[2]}"]) == 1
+    assert f"give --url {state.url} or its --tls-cert" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 
 from support.answering import ANSWER, DONE, answering, chunk, event
 from support.certificates import Authority
+from triptych.cli import main
 from triptych.commands import client as client_module
 from triptych.commands.client import Client, MediaInput, read_timing
 from triptych.errors import InvalidConfig, InvalidMedia, ServiceError, StartError
@@ -157,8 +158,9 @@ def saying(words, leave=True):
 
 @pytest.mark.parametrize("words", [b"SSH-2.0-x\r\n", b"-ERR what?\r\n", b"x" * 70000, b""])
 def test_a_port_without_http_is_not_a_server(words):
-    with saying(words) as url:
-        assert not Client(url).ready()
+    with saying(words) as url, pytest.raises(ServiceError, match="not answer plain HTTP") as raised:
+        Client(url).ready()
+    assert f"give --url https{url[4:]} or its --tls-cert" in str(raised.value)
     with (
         saying(words) as url,
         pytest.raises(ServiceError, match=r"does not speak HTTP|closed the connection"),
@@ -243,8 +245,26 @@ def test_the_servers_own_certificate_is_known_by_its_file(authority):
     with answering_with_tls(cert, key) as state:
         assert Client(state.url, "sesame", str(cert)).ready()
         assert Client(state.url, "sesame", str(cert)).ask("How many?", []).answer == "Two circles."
-        for wrong in (str(other), ""):  # without a file an authority of the system must sign
-            assert not Client(state.url, "sesame", wrong).ready()
-            with pytest.raises(ServiceError, match="certificate"):
-                Client(state.url, "sesame", wrong).model()
+        assert not Client(state.url, "sesame", str(other)).ready()
+        with pytest.raises(ServiceError, match="certificate is not the one in"):
+            Client(state.url, "sesame", str(other)).model()
         assert state.keys == [None, "Bearer sesame"]  # none went to who has another certificate
+
+
+def test_a_certificate_that_nobody_trusts_is_named_with_what_to_do(authority, capsys, monkeypatch):
+    """Without a file an authority of the system must have signed it, for this host."""
+    cert, key = authority.sign("server")
+    with answering_with_tls(cert, key) as state:
+        assert main(["ask", "How many?", "--url", state.url]) == 1
+        said = capsys.readouterr().err
+        assert said.startswith(f"triptych: the certificate of {state.url} is not trusted: ")
+        assert "Set SSL_CERT_FILE to its PEM file. (service_unavailable)" in said
+        assert state.keys == []
+    (authority.folder / "names").write_text("subjectAltName=DNS:elsewhere")
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
+    with (
+        answering_with_tls(*authority.sign("elsewhere")) as state,
+        pytest.raises(ServiceError, match=r"is not trusted: .*mismatch") as raised,
+    ):
+        Client(state.url).model()
+    assert "SSL_CERT_FILE" not in str(raised.value)

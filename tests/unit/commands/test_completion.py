@@ -1,7 +1,9 @@
 """Scripts for shells. bash completes for real; zsh and fish too where they are installed."""
 
+import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -81,6 +83,8 @@ def bash(scripts, folder, *words):
         (["serve", "--routing", "=", "k"], ["kv"]),  # as bash divides --routing=k
         (["serve", "--routing", "="], ["round-robin", "random", "least-loaded", "kv"]),
         (["serve", "--pattern", "E/"], ["E/PD", "E/P/D"]),
+        (["serve", "--tool-parser", "h"], ["hermes"]),
+        (["serve", "--reasoning-parser", "t"], ["think"]),
         (["serve", "--config", "my"], ["my models", "my notes.toml"]),
         (["serve", "--model", "my"], ["my models"]),
         (["serve", "my"], ["my models"]),
@@ -136,3 +140,11 @@ def test_zsh_completes_what_is_typed(scripts, folder):
         terminal.expect("--pattern=")
         terminal.type("EP/\t")
         terminal.expect("D")
+
+
+def test_the_page_creates_each_folder_before_its_script():
+    page = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
+    folders = re.findall(r"^triptych completion \w+ > (\S+)/[^/\s]+$", page, re.MULTILINE)
+    assert len(folders) == len(SHELLS)
+    for folder in folders:
+        assert f"mkdir -p {folder}\n" in page

@@ -16,10 +16,11 @@ from triptych.api.routes import ROUTES, Access
 from triptych.checkpoint import fingerprint, open_model, packaged_folder
 from triptych.cli import main
 from triptych.commands import launch
-from triptych.config import Config, all_settings
+from triptych.config import Config, FakeSettings, all_settings
 from triptych.errors import InvalidConfig, StartError, UnsupportedModel
 from triptych.host import host_id, process_start
 from triptych.messages import WorkerRecord
+from triptych.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
 from triptych.runtime.directory import Directory
 from triptych.runtime.gpus import NO_DRIVER, GpuInfo, GpuInventory
 
@@ -387,3 +388,26 @@ def test_waiting_names_what_it_waits_for():
         "  12 s: waiting for E-0 (loading encoder ... 40%), PD-0 (importing vLLM ... 0%)"
     )
     assert "the frontend to find its workers" in launch.waiting_line(1, {})
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"tool_parser": "hermess"}, r"--tool-parser 'hermess' is not .*Did you mean hermes\?"),
+        ({"reasoning_parser": "thinks"}, r"--reasoning-parser .*, kimi, .*Did you mean think\?"),
+        ({"fake": FakeSettings(replies="/not/there")}, "--fake-replies /not/there"),
+        ({"engine": "torch", "fake": FakeSettings(replies="a")}, "needs --engine fake"),
+    ],
+)
+def test_names_of_parsers_and_replies_are_checked_before_anything_starts(folder, settings, said):
+    with pytest.raises(InvalidConfig, match=said):
+        launch.check_config(Config(**{"model": str(folder), "engine": "fake"} | settings))
+    launch.check_config(Config(model=str(folder), engine="fake", tool_parser="hermes"))
+
+
+def test_help_lists_the_names_of_parsers():
+    about = {flag.name: flag.about for flag in all_settings()}
+    for name in ("auto", "none", *TOOL_PARSERS):
+        assert name in about["--tool-parser"]
+    for name in ("auto", "none", *REASONING_PARSERS):
+        assert name in about["--reasoning-parser"]

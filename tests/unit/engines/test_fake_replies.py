@@ -85,11 +85,22 @@ def empty(dtype: str, shape: tuple[int, ...]) -> Array:
     raise AssertionError("nothing is handed over")
 
 
-@pytest.mark.parametrize("text", ["nothing", '{"prompt": "a"}', '{"prompt": "a", "answer": "b"}'])
-def test_a_bad_file_is_named(tmp_path: Path, text: str):
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nothing", "line 2 is not JSON"),
+        ('{"prompt": "\udcff"}', "line 2 is not JSON"),
+        ("[1]", "line 2 is not an object"),
+        ('{"prompt": "a"}', "line 2 has no 'reply'"),
+        ('{"prompt": "a", "answer": "b"}', "line 2 has an unknown 'answer'"),
+        ('{"prompt": "a", "reply": 1}', "line 2 has a wrong 'reply'"),
+    ],
+)
+def test_a_bad_file_is_named_with_its_line(tmp_path: Path, text: str, said: str):
     file = tmp_path / "replies.jsonl"
-    for there in (False, True):
-        if there:
-            file.write_text(text)
-        with pytest.raises(InvalidConfig, match="--fake-replies"):
-            ReplyScript(open_model(MODEL), str(file))
+    with pytest.raises(InvalidConfig, match=r"--fake-replies .* cannot be read: No such file"):
+        ReplyScript(open_model(MODEL), str(file))
+    file.write_bytes(f"{json.dumps(SCRIPT[0])}\n{text}\n".encode(errors="surrogateescape"))
+    with pytest.raises(InvalidConfig, match=said) as refused:
+        ReplyScript(open_model(MODEL), str(file))
+    assert 'Write it as {"prompt": "weather", "reply": ' in str(refused.value)

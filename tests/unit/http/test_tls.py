@@ -1,6 +1,7 @@
 """HTTPS on the frontend's own protocol: handshakes, requests, streams, renewal."""
 
 import asyncio
+import http.client
 import os
 import ssl
 
@@ -152,6 +153,37 @@ async def test_plain_http_is_refused_and_tls_12_is_served(open_tls, authority):
         await close(connection)
 
 
+async def test_failed_handshakes_are_logged_in_words(open_tls, caplog):
+    async def logged(text):
+        async with asyncio.timeout(10):
+            while text not in caplog.text:
+                await asyncio.sleep(0.01)
+
+    async with open_tls() as web:
+        _, writer = await web.connect()
+        writer.write(request("GET", "/live"))
+        await logged("a client spoke plain HTTP to this HTTPS port")
+        writer.close()
+    async with open_tls() as web:  # whose log is in a new window
+        client = http.client.HTTPSConnection("127.0.0.1", web.server.port, timeout=10)
+        with pytest.raises(ssl.SSLCertVerificationError):  # asyncio would not send the alert
+            await asyncio.to_thread(client.connect)
+        await logged("a client does not trust the certificate of --tls-cert")
+
+
+async def test_tls_to_a_plain_port_is_refused_at_once_and_logged(web, caplog):
+    """Its first byte is enough. Clients then report a wrong version number."""
+    for sent in (b"\x16", b"\x16\x03\x01\x02\x00\x01\x00"):
+        reader, writer = await web.connect()
+        writer.write(sent)
+        async with asyncio.timeout(5):  # the deadline of a head is later
+            assert b"not TLS" in await reader.read()
+        writer.close()
+    with pytest.raises(ssl.SSLError, match="WRONG_VERSION_NUMBER"):
+        await connect(web, ssl.create_default_context())
+    assert "a client speaks TLS to this plain HTTP port: set --tls-cert" in caplog.text
+
+
 async def test_stopping_does_not_wait_for_handshakes(open_tls):
     async with open_tls() as web:
         reader, _ = await web.connect()
@@ -249,8 +281,9 @@ def test_files_that_cannot_be_used_are_refused_with_the_reason(authority, signed
         ((str(tmp_path), key), "--tls-cert .* cannot be read: Is a directory"),
         ((str(tmp_path / "der"), key), "--tls-cert .* is not PEM"),
         ((key, key), "--tls-cert .* is not PEM: it has no line with '-----BEGIN CERTIFICATE"),
-        ((cert, cert), "--tls-key .* is not PEM: it has no line with 'PRIVATE KEY"),
-        ((cert, ""), "--tls-key .* is not PEM"),
+        ((cert, str(tmp_path / "der")), "--tls-key .* is not PEM: it has no line with 'PRIVATE"),
+        ((cert, cert), "holds certificates but no private key: set --tls-key"),
+        ((cert, ""), "server.pem holds certificates but no private key: set --tls-key"),
         ((cert, str(other)), "is not that of the first certificate"),
         ((str(broken), key), "OpenSSL cannot read"),
         ((cert, str(authority.lock(signed[1]))), "without a password"),

@@ -6,6 +6,7 @@ Prompts that no line names get tokens of the hash, as without a file.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,8 @@ from msgspec import Struct
 from triptych.checkpoint import Model
 from triptych.errors import InvalidConfig
 from triptych.messages import Work
+
+EXAMPLE = '{"prompt": "weather", "reply": "Sunny."}, with "split": true or false if you need it'
 
 
 class ScriptedReply(Struct, frozen=True, forbid_unknown_fields=True):
@@ -32,7 +35,7 @@ class ReplyScript:
         self._library = tokenizers.Tokenizer.from_file(str(model.folder / "tokenizer.json"))
         self._library.no_truncation()
         self._library.no_padding()
-        self._replies = [(line.prompt, self._ids(line, model)) for line in _read(Path(path))]
+        self._replies = [(line.prompt, self._ids(line, model)) for line in read_replies(path)]
 
     def find(self, work: Work) -> tuple[int, ...] | None:
         """The tokens of the reply to this prompt; None: the file has none."""
@@ -49,8 +52,30 @@ class ReplyScript:
         return (*ids, *model.end_ids[:1])
 
 
-def _read(path: Path) -> list[ScriptedReply]:
+def read_replies(path: str) -> list[ScriptedReply]:
+    """The lines of the file. Raises InvalidConfig."""
     try:
-        return msgspec.json.Decoder(ScriptedReply).decode_lines(path.read_bytes())
-    except (OSError, msgspec.MsgspecError) as error:
-        raise InvalidConfig(f"--fake-replies {path}: {error}") from None
+        lines = Path(path).read_bytes().split(b"\n")
+    except OSError as error:
+        raise InvalidConfig(f"--fake-replies {path} cannot be read: {error.strerror}") from None
+    replies: list[ScriptedReply] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            if line.strip():
+                replies.append(msgspec.json.decode(line, type=ScriptedReply))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            where = f"--fake-replies {path}, line {number}"
+            raise InvalidConfig(f"{where} {_explain(error)}. Write it as {EXAMPLE}") from None
+    return replies
+
+
+def _explain(error: ValueError) -> str:
+    if not isinstance(error, msgspec.ValidationError):
+        return "is not JSON"
+    what, _, place = str(error).partition(" - at `$.")
+    if field := place.rstrip("`"):
+        return f"has a wrong '{field}'"
+    named = re.search("`(.*)`", what)
+    if named is None or "field" not in what:
+        return "is not an object"
+    return f"has {'no' if 'missing' in what else 'an unknown'} '{named[1]}'"
