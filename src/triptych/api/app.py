@@ -153,8 +153,6 @@ class App:
     ) -> None:
         """Answer a request whose use is limited or logged."""
         exchange.id = new_id("req-")
-        if route.request is bytes:
-            record.count_media(exchange.size)
         try:
             if record.quota is None or exchange.head.method != "POST":
                 await self._handle(route, exchange)

@@ -37,6 +37,7 @@ from triptych.api.generate import GenerateFormat
 from triptych.api.media_options import with_media_options
 from triptych.api.replies import ReplyFormats
 from triptych.api.request_body import convert_form
+from triptych.api.request_record import record_of
 from triptych.api.requests import (
     ChatMessage,
     ChatRequest,
@@ -430,6 +431,8 @@ class Handlers:
                 raise UnsupportedParameter(f"The field '{name}' is not supported.", param=name)
         else:
             data = await _copy_view(memoryview(exchange.body)[: exchange.size])
+        if (record := record_of(exchange)) is not None:
+            record.count_media(len(data))
         upload = self._uploads.put(exchange.head.tenant, data)
         return MediaUpload(upload.id, upload.size, int(time.time()), int(upload.expires))
 

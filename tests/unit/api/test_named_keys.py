@@ -6,10 +6,13 @@ import hashlib
 
 import pytest
 
+from support.forms import form
+from triptych.checkpoint import packaged_folder
 from triptych.config import Config
 from triptych.errors import InvalidConfig
 
 CHAT = "/v1/chat/completions"
+TRANSCRIBE = "/v1/audio/transcriptions"
 HI = {"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": "Hi"}]}
 
 
@@ -193,6 +196,19 @@ async def test_bytes_of_media_count_and_text_goes_on(open_site, keys):
         assert (reply.status, reply.code) == (429, "rate_limit_exceeded")
         assert int(reply.headers["retry-after"]) > 10
         assert (await web.ask(CHAT, HI, headers=bearer("a"))).status == 200
+
+
+async def test_a_transcription_counts_once_and_may_be_more_than_is_left(open_site, keys):
+    """Proved with the body counted where it arrives, too."""
+    file = keys(entry("alice", "a", media_bytes_per_minute=10_000))
+    headers, body = form([("file", bytes(6000)), ("model", "tiny")])
+    model = str(packaged_folder("qwen_omni"))
+    async with open_site(keys_file=file, model=model) as web:
+        statuses = [
+            (await web.ask(TRANSCRIBE, body, "POST", headers | bearer("a"))).status
+            for _ in range(3)
+        ]
+        assert statuses == [200, 200, 429]
 
 
 # --- changes
