@@ -175,7 +175,7 @@ class App:
             await self._handle(route, exchange)
         finally:
             quota.end()
-            quota.count_tokens(record.prompt_tokens + record.output_tokens)
+            quota.count_tokens(record.tokens_used(left=record.error == CLIENT_LEFT))
 
     async def _handle(self, route: Route, exchange: HTTPExchange) -> None:
         head = exchange.head

@@ -3,13 +3,14 @@
 import asyncio
 import base64
 import hashlib
+import json
 
 import pytest
 
 from support.forms import form
 from triptych.checkpoint import packaged_folder
 from triptych.config import Config
-from triptych.errors import InvalidConfig
+from triptych.errors import InvalidConfig, NoWorkers
 
 CHAT = "/v1/chat/completions"
 TRANSCRIBE = "/v1/audio/transcriptions"
@@ -163,6 +164,45 @@ async def test_a_request_that_its_client_leaves_is_counted_and_ends(open_site, k
         assert int(left.headers["x-ratelimit-remaining-tokens"]) < 5000 - len(
             web.pipeline.works[0].prompt
         )
+
+
+async def test_a_prompt_counts_though_its_client_leaves_before_the_first_token(
+    open_site, keys, wire
+):
+    request, _ = wire
+    file = keys(entry("alice", "a", tokens_per_minute=100))
+    async with open_site(keys_file=file) as web:
+        web.pipeline.gate = asyncio.Event()
+        _, writer = await web.connect()
+        prompts = [[5] * 80, [6] * 70]
+        body = json.dumps({"model": "tiny", "prompt": prompts, "n": 2}).encode()
+        writer.write(request("POST", "/v1/completions", body, bearer("a")))
+
+        async def begun():
+            return len(web.pipeline.works) == 4
+
+        async def left():
+            return len(web.pipeline.cancelled) == 4
+
+        await until(begun)
+        writer.transport.abort()
+        await until(left)
+        web.pipeline.gate.set()
+        reply = await web.ask(CHAT, HI, headers=bearer("a"))
+        assert (reply.status, reply.code) == (429, "rate_limit_exceeded")
+        assert int(reply.headers["retry-after"]) <= 31  # 50 too many, at 100 a minute
+
+
+async def test_a_prompt_that_no_worker_took_does_not_count(open_site, keys):
+    file = keys(entry("alice", "a", tokens_per_minute=100))
+    async with open_site(keys_file=file) as web:
+        web.pipeline.error = NoWorkers("none is ready")
+        reply = await web.ask(
+            "/v1/completions", {"model": "tiny", "prompt": [5] * 200}, headers=bearer("a")
+        )
+        assert reply.status == 503
+        web.pipeline.error = None
+        assert (await web.ask(CHAT, HI, headers=bearer("a"))).status == 200
 
 
 async def test_as_many_at_once_as_allowed(open_site, keys):
