@@ -322,7 +322,9 @@ class Handlers:
         self._check_capacity()
         self.metrics.in_flight += 1
         try:
-            prompt = await self._processor.chat([requests.to_transcription_turn(request, sound)])
+            turn = requests.to_transcription_turn(request, sound)
+            check_turn_media([turn], self._media_policy)
+            prompt = await self._processor.chat([turn])
             plain = request.response_format == "text"
             format = TranscriptionFormat(PlainTranscription if plain else Transcription)
             await self._completions.complete(exchange, chat, format, [prompt])

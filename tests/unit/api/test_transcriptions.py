@@ -108,6 +108,14 @@ async def test_other_refusals(omni, web, open_site):
         assert (await ask(deaf)).code == "media_disabled"
 
 
+async def test_the_limits_on_media_hold(open_site):
+    for fields in ({"limit_media": "audio=0"}, {"limits": Limits(media_items=0)}):
+        async with open_site(model=OMNI, **fields) as web:
+            reply = await ask(web)
+            assert (reply.status, reply.code, reply.param) == (400, "too_many_media", "file")
+            assert web.pipeline.works == []
+
+
 async def test_a_large_form_is_read_in_a_thread(open_site):
     async with open_site(Limits(), model=OMNI) as web:
         assert (await ask(web, file=SOUND * 1000)).status == 200
