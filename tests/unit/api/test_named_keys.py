@@ -278,6 +278,19 @@ async def test_a_changed_file_is_used_and_what_was_used_stays_used(open_site, ke
         assert (await web.ask("/v1/models", headers=bearer("c"))).status == 200
 
 
+async def test_a_file_that_is_refused_changes_no_limit(open_site, keys, caplog):
+    file = keys(entry("alice", "a", requests_per_minute=3))
+    async with open_site(keys_file=file, api_key="unnamed") as web:
+        keys(entry("alice", "a", requests_per_minute=9), entry("bob", "unnamed"))
+
+        async def told():
+            return "the old ones stay" in caplog.text
+
+        await until(told)
+        reply = await web.ask("/v1/models", headers=bearer("a"))
+        assert reply.headers["x-ratelimit-limit-requests"] == "3"
+
+
 async def test_a_key_stands_in_one_place(open_site, keys):
     for fields in ({"api_key": "same"}, {"admin_key": "same"}):
         with pytest.raises(InvalidConfig, match="'alice' in --keys-file is also"):
