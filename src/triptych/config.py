@@ -249,7 +249,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     public_routes: Annotated[
         str,
         _frontend(
-            "paths that need no key, besides /health and /live, separated by commas, as in /metrics"
+            "paths that need no key, besides /health, /ping and /live, separated by commas, as in "
+            "/metrics"
         ),
     ] = ""
     access_log: Annotated[bool, _frontend("log a line for each request, on stderr")] = False
