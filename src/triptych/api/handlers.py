@@ -439,7 +439,8 @@ class Handlers:
         return MediaUpload(upload.id, upload.size, int(time.time()), int(upload.expires))
 
     async def delete_upload(self, exchange: HTTPExchange, id: str) -> MediaDeleted:
-        url = UPLOAD_SCHEME + id.removeprefix(UPLOAD_SCHEME)
+        # A proxy may have made one slash of two.
+        url = UPLOAD_SCHEME + id.removeprefix(UPLOAD_SCHEME.rstrip("/")).lstrip("/")
         self._uploads.drop(exchange.head.tenant, url)
         return MediaDeleted(url)
 
