@@ -326,7 +326,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     ] = ""
     unknown_parameters: Annotated[
         Literal["refuse", "ignore"],
-        _frontend("what becomes of request fields that the server does not know"),
+        _frontend("what becomes of unknown fields at the top level of a JSON request"),
     ] = "refuse"
     prompt_template: Annotated[str, _frontend("replaces the chat template; contains <prompt>")] = ""
     chat_template: Annotated[

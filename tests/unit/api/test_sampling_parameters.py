@@ -172,6 +172,15 @@ async def test_unknown_parameters_are_ignored_and_named_where_that_is_set(open_s
         assert (refused.status, refused.param) == (400, "n")
 
 
+async def test_unknown_members_below_the_top_level_are_refused_all_the_same(open_site):
+    """As docs/interface.md says."""
+    async with open_site(unknown_parameters="ignore") as web:
+        reply = await web.chat(stream=True, stream_options={"colour": "red"})
+        assert (reply.status, reply.param) == (400, "stream_options.colour")
+        reply = await web.ask(GENERATE, body(GENERATE, colour="red"))
+        assert (reply.status, reply.param) == (400, "sampling_params.colour")
+
+
 async def test_the_header_is_bounded_and_safe(open_site):
     async with open_site(unknown_parameters="ignore") as web:
         hostile = {"a\r\nset-cookie: x": 1, "ü" * 5000: 1} | {f"p{i}": 1 for i in range(5000)}
