@@ -248,6 +248,7 @@ class TranscriptionRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_o
         "include[]": (),
         "timestamp_granularities[]": (),
     }
+    ALLOWED: ClassVar[Mapping[str, tuple[str, ...]]] = {"response_format": ("json", "text")}
     model: str
     prompt: str | None = None  # the instruction, in place of the server's own
     language: Annotated[str, Meta(min_length=1, max_length=32)] | None = None

@@ -87,6 +87,11 @@ async def test_fields_that_are_refused_by_name(omni, field, code):
     assert omni.pipeline.works == []
 
 
+async def test_a_format_with_times_is_refused_in_words(omni):
+    reply = await ask(omni, ("response_format", "verbose_json"))
+    assert reply.json["error"]["message"] == "'response_format' must be json or text."
+
+
 async def test_other_refusals(omni, web, open_site):
     for headers, body in (
         form([("model", "tiny")]),
