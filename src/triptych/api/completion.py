@@ -184,7 +184,8 @@ class CompletionRunner:
             prompts = [_scored_prompt(choices, i, request.n or 1) for i in range(len(choices))]
             if works[0].media and prompts[0] is not None:  # only now its tokens are known
                 requests.check_prompt_logprobs(request, top, prompts[0].tokens)
-            response = format.with_prompt_logprobs(response, prompts)
+            # They can be many: the event loop goes on meanwhile.
+            response = await asyncio.to_thread(format.with_prompt_logprobs, response, prompts)
         timing = b"server-timing: %b\r\n" % _timing(seconds) if seconds else b""
         exchange.send(200, *response_body(response), timing)
 

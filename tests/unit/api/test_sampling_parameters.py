@@ -1,9 +1,12 @@
 """Fields that concern sampling and completions, as clients of other servers send them."""
 
+import threading
+
 import msgspec
 import pytest
 
 from triptych.api.requests import find_bad_words
+from triptych.api.responses import TextFormat
 from triptych.errors import InvalidValue
 
 GENERATE = "/inference/v1/generate"
@@ -289,6 +292,19 @@ async def test_tokens_of_media_count_among_the_logprobs_of_a_prompt(web, monkeyp
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,QUFB"}}
     reply = await web.chat([picture], prompt_logprobs=0, max_tokens=1)
     assert (reply.status, reply.param) == (400, "prompt_logprobs")
+
+
+async def test_a_thread_writes_the_logprobs_of_a_prompt(web, monkeypatch):
+    threads, plain = [], TextFormat.with_prompt_logprobs
+
+    def watched(self, response, prompts):
+        threads.append(threading.current_thread())
+        return plain(self, response, prompts)
+
+    monkeypatch.setattr(TextFormat, "with_prompt_logprobs", watched)
+    await text(web, prompt_logprobs=1)
+    assert len(threads) == 1
+    assert threads[0] is not threading.current_thread()
 
 
 @pytest.mark.parametrize("path", ROUTES)
