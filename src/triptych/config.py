@@ -249,7 +249,8 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     public_routes: Annotated[
         str,
         _frontend(
-            "paths that need no key, besides /health and /live, separated by commas, as in /metrics"
+            "paths that need no key, besides /health, /ping and /live, separated by commas, as in "
+            "/metrics"
         ),
     ] = ""
     access_log: Annotated[bool, _frontend("log a line for each request, on stderr")] = False
@@ -325,7 +326,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     ] = ""
     unknown_parameters: Annotated[
         Literal["refuse", "ignore"],
-        _frontend("what becomes of request fields that the server does not know"),
+        _frontend("what becomes of unknown fields at the top level of a JSON request"),
     ] = "refuse"
     prompt_template: Annotated[str, _frontend("replaces the chat template; contains <prompt>")] = ""
     chat_template: Annotated[

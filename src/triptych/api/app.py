@@ -38,7 +38,7 @@ from triptych.http.exchange import JSON, HTTPExchange, error_headers, new_id
 from triptych.http.parser import RequestHead
 from triptych.http.server import HTTPServer
 from triptych.http.tls import server_certificate
-from triptych.observe.access_log import AccessEntry, AccessLog, printable_path
+from triptych.observe.access_log import OWN_PROBE, AccessEntry, AccessLog, printable_path
 from triptych.pipeline.decoding import FrontendDecoding
 from triptych.pipeline.run import Pipeline
 from triptych.prompt.processor import PromptProcessor
@@ -120,7 +120,7 @@ class App:
             _admit(head, route, holder.quota)
 
     def _record(self, head: RequestHead, holder: KeyHolder) -> None:
-        if self._access_log is not None or holder.quota is not None:
+        if holder.quota is not None or (self._access_log is not None and not _is_own_probe(head)):
             head.record = RequestRecord(holder.name, holder.quota)
 
     def _identify(self, head: RequestHead, route: Route | None) -> KeyHolder:
@@ -153,8 +153,6 @@ class App:
     ) -> None:
         """Answer a request whose use is limited or logged."""
         exchange.id = new_id("req-")
-        if route.request is bytes:
-            record.count_media(exchange.size)
         try:
             if record.quota is None or exchange.head.method != "POST":
                 await self._handle(route, exchange)
@@ -177,7 +175,7 @@ class App:
             await self._handle(route, exchange)
         finally:
             quota.end()
-            quota.count_tokens(record.prompt_tokens + record.output_tokens)
+            quota.count_tokens(record.tokens_used(left=record.error == CLIENT_LEFT))
 
     async def _handle(self, route: Route, exchange: HTTPExchange) -> None:
         head = exchange.head
@@ -254,6 +252,11 @@ def _admit(head: RequestHead, route: Route, quota: KeyQuota) -> None:
             quota.admit()
     finally:
         head.response_headers += quota.headers()
+
+
+def _is_own_probe(head: RequestHead) -> bool:
+    """Whether ``serve`` asks if the server is ready, as it does many times during a start."""
+    return head.path == "/health" and head.headers.get(b"user-agent") == OWN_PROBE
 
 
 def _record_error(exchange: HTTPExchange, code: str) -> None:

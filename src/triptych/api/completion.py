@@ -37,7 +37,7 @@ from triptych.api.structured import grammar_parameter
 from triptych.checkpoint import Model
 from triptych.errors import ContextLengthExceeded, EngineFailed, InvalidSchema, InvalidValue
 from triptych.http.exchange import HTTPExchange, new_id
-from triptych.messages import MediaItem, Sampling, Work
+from triptych.messages import MediaItem, PromptInfo, Sampling, Work
 from triptych.observe.metrics import Metrics
 from triptych.pipeline.request import Backpressure
 from triptych.pipeline.run import Pipeline
@@ -119,6 +119,8 @@ class CompletionRunner:
                 param="allowed_token_ids",
             )
         self._check_length(prompts, sampling)
+        if (top := sampling.prompt_logprobs) is not None:
+            requests.check_prompt_logprobs(request, top, sum(len(p.ids) for p in prompts))
         salt = cache_scope(exchange.head.tenant, request.cache_salt)
         respond = self._stream if request.stream else self._send_whole
         sources = prompts[0].media  # a chat is one prompt; several prompts are text only
@@ -178,9 +180,12 @@ class CompletionRunner:
             usage=_usage(choices, request),
             prompt_token_ids=choices[0].prompt_ids,
         )
-        if request.prompt_logprobs is not None:
-            prompts = [choice.prompt for choice in choices]
-            response = format.with_prompt_logprobs(response, prompts)
+        if (top := request.prompt_logprobs) is not None:
+            prompts = [_scored_prompt(choices, i, request.n or 1) for i in range(len(choices))]
+            if works[0].media and prompts[0] is not None:  # only now its tokens are known
+                requests.check_prompt_logprobs(request, top, prompts[0].tokens)
+            # They can be many: the event loop goes on meanwhile.
+            response = await asyncio.to_thread(format.with_prompt_logprobs, response, prompts)
         timing = b"server-timing: %b\r\n" % _timing(seconds) if seconds else b""
         exchange.send(200, *response_body(response), timing)
 
@@ -276,7 +281,7 @@ class CompletionRunner:
             TextFormat(self._tokenizer.token_bytes),
             [text for text in texts for _ in range(n)],
             [work.prompt for work in works],
-            lambda index: choices[index].prompt,
+            lambda index: _scored_prompt(choices, index, 1 if request.stream else n),
             shows_output=request.max_tokens != 0,
         )
 
@@ -366,12 +371,19 @@ def _works(
     sampling: Sampling,
     salt: str,
 ) -> list[Work]:
-    """A Work for each choice; the choices of one prompt differ in their seed."""
+    """A Work for each choice; the choices of one prompt differ in their seed.
+
+    The first of them also asks for the log-probabilities of the prompt. In a stream all do: any
+    choice may begin before the first.
+    """
     n, return_ids = request.n or 1, bool(request.return_token_ids)
     if len(prompts) * n == 1:
         return [Work(id, prompts[0].ids, media, sampling, salt, return_ids)]
+    scores = sampling.prompt_logprobs if request.stream else None
     samplings = [sampling] + [
-        msgspec.structs.replace(sampling, seed=requests.derive_seed(sampling.seed, i))
+        msgspec.structs.replace(
+            sampling, seed=requests.derive_seed(sampling.seed, i), prompt_logprobs=scores
+        )
         for i in range(1, n)
     ]
     return [
@@ -379,6 +391,11 @@ def _works(
         for p, prompt in enumerate(prompts)
         for i in range(n)
     ]
+
+
+def _scored_prompt(choices: Sequence[BufferedChoice], index: int, n: int) -> PromptInfo | None:
+    """The prompt of a choice with its log-probabilities, which the first of ``n`` has."""
+    return choices[index - index % n].prompt
 
 
 def _usage(choices: Sequence[BufferedChoice], request: ChatRequest | CompletionRequest) -> Usage:

@@ -37,6 +37,7 @@ from triptych.api.generate import GenerateFormat
 from triptych.api.media_options import with_media_options
 from triptych.api.replies import ReplyFormats
 from triptych.api.request_body import convert_form
+from triptych.api.request_record import record_of
 from triptych.api.requests import (
     ChatMessage,
     ChatRequest,
@@ -321,7 +322,9 @@ class Handlers:
         self._check_capacity()
         self.metrics.in_flight += 1
         try:
-            prompt = await self._processor.chat([requests.to_transcription_turn(request, sound)])
+            turn = requests.to_transcription_turn(request, sound)
+            check_turn_media([turn], self._media_policy)
+            prompt = await self._processor.chat([turn])
             plain = request.response_format == "text"
             format = TranscriptionFormat(PlainTranscription if plain else Transcription)
             await self._completions.complete(exchange, chat, format, [prompt])
@@ -430,11 +433,14 @@ class Handlers:
                 raise UnsupportedParameter(f"The field '{name}' is not supported.", param=name)
         else:
             data = await _copy_view(memoryview(exchange.body)[: exchange.size])
+        if (record := record_of(exchange)) is not None:
+            record.count_media(len(data))
         upload = self._uploads.put(exchange.head.tenant, data)
         return MediaUpload(upload.id, upload.size, int(time.time()), int(upload.expires))
 
     async def delete_upload(self, exchange: HTTPExchange, id: str) -> MediaDeleted:
-        url = UPLOAD_SCHEME + id.removeprefix(UPLOAD_SCHEME)
+        # A proxy may have made one slash of two.
+        url = UPLOAD_SCHEME + id.removeprefix(UPLOAD_SCHEME.rstrip("/")).lstrip("/")
         self._uploads.drop(exchange.head.tenant, url)
         return MediaDeleted(url)
 

@@ -114,14 +114,10 @@ class APIKeys:
 
     def _use(self, keys: Sequence[NamedKey]) -> None:
         """Use these keys from now on. What a name has used of its limits stays used."""
+        self._check(keys)  # all of them, before any limit changes
         entries = dict(self._plain)
         holders: dict[str, KeyHolder] = {}
         for key in keys:
-            if key.digest in self._plain:
-                raise InvalidConfig(
-                    f"the key of '{key.name}' in --keys-file is also an API key or an admin key "
-                    "without a name: use it in one place"
-                )
             if key.name not in holders:
                 holders[key.name] = KeyHolder(
                     key.name, _digest("named", key.name), self._quota(key)
@@ -129,6 +125,14 @@ class APIKeys:
             entries[key.digest] = _ListedKey(holders[key.name], key.expires)
         self._by_digest = entries
         self._quotas = {name: q for name, q in self._quotas.items() if name in holders}
+
+    def _check(self, keys: Sequence[NamedKey]) -> None:
+        for key in keys:
+            if key.digest in self._plain:
+                raise InvalidConfig(
+                    f"the key of '{key.name}' in --keys-file is also an API key or an admin key "
+                    "without a name: use it in one place"
+                )
 
     def _quota(self, key: NamedKey) -> KeyQuota | None:
         quota = self._quotas.get(key.name)

@@ -106,10 +106,10 @@ class KeyQuota:
 
     def start(self) -> None:
         """A request is answered from now on, until ``end``; refused if too many are."""
-        if self.limits.streams and self.running >= self.limits.streams:
+        if (limit := self.limits.streams) and self.running >= limit:
             raise RateLimitExceeded(
-                f"{self.running} requests of this key are being answered, and no more may be at "
-                "once. Try again when one has ended.",
+                f"This key may have {limit} request{'s' if limit > 1 else ''} at a time. Try again "
+                "when one has ended.",
                 CONCURRENT_RETRY_SECONDS,
             )
         self.running += 1

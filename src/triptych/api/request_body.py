@@ -236,7 +236,7 @@ def _explain(message: str, struct: type[Struct]) -> TriptychError:
     path, inside, _ = path.partition("[...]")
     if allowed := getattr(struct, "ALLOWED", None):
         if (values := allowed.get(_INDEX.sub("", path))) and not _EXPECTED.fullmatch(what):
-            return InvalidValue(f"'{path}' must be {', '.join(values)}.", param=path)
+            return InvalidValue(f"'{path}' must be {_alternatives(values)}.", param=path)
     elif _CONTENT_PART.fullmatch(path) and (why := _explain_part(what)):
         return InvalidValue(f"'{path}' {why}.", param=path)
     if unknown := _UNKNOWN.fullmatch(what):
@@ -288,6 +288,11 @@ def _in_words(what: str) -> str:
         got = f", not {_TYPE_NAMES.get(match[3], match[3])}" if match[3] else ""
         return f"must be {' or '.join(kinds)}{match[2] or ''}{got}"
     return "is too large" if what.endswith("out of range") else f"is wrong: {_short(what)}"
+
+
+def _alternatives(values: Sequence[str]) -> str:
+    *first, last = values
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def _short(text: str) -> str:

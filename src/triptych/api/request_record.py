@@ -71,6 +71,18 @@ class RequestRecord:
     def output_tokens(self) -> int:
         return sum(choice.count for choice in self.choices)
 
+    def tokens_used(self, *, left: bool) -> int:
+        """For the limits of the key. ``left``: its client left before the answer was complete.
+        Then prompts count that no worker has reported, or leaving early would make them free."""
+        used = self.prompt_tokens + self.output_tokens
+        if left:
+            used += sum(
+                len(choice.work.prompt)
+                for choice in self.choices
+                if choice.index % self.n == 0 and choice.prompt is None
+            )
+        return used
+
     def _prompts(self) -> list[BufferedChoice]:
         """One choice of each prompt that a worker has begun."""
         return [c for c in self.choices if c.index % self.n == 0 and c.prompt is not None]

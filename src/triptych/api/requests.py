@@ -52,6 +52,7 @@ MIN_TEMPERATURE = 1e-5  # below it logits would overflow: it counts as 0
 
 DEFAULT_MAX_TOKENS = 16  # of text completions, as with OpenAI and others
 MAX_BAD_WORDS = 256
+MAX_PROMPT_LOGPROBS = 1 << 18  # in one answer: to encode more would block the event loop too long
 
 Seed = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Tokens = Annotated[int, Meta(ge=1, lt=1 << 31)]
@@ -247,6 +248,7 @@ class TranscriptionRequest(Struct, frozen=True, forbid_unknown_fields=True, kw_o
         "include[]": (),
         "timestamp_granularities[]": (),
     }
+    ALLOWED: ClassVar[Mapping[str, tuple[str, ...]]] = {"response_format": ("json", "text")}
     model: str
     prompt: str | None = None  # the instruction, in place of the server's own
     language: Annotated[str, Meta(min_length=1, max_length=32)] | None = None
@@ -509,6 +511,19 @@ def check_request(request: ChatRequest | CompletionRequest, limits: Limits) -> N
         raise InvalidValue("prompt_logprobs is for stream=false only.", param="prompt_logprobs")
     if request.max_tokens == 0 and not (isinstance(request, CompletionRequest) and request.echo):
         raise InvalidValue("max_tokens may be 0 with echo=true only.", param="max_tokens")
+
+
+def check_prompt_logprobs(request: ChatRequest | CompletionRequest, top: int, tokens: int) -> None:
+    """Refuse an answer with too many of them. ``top``: candidates. ``tokens``: of all prompts."""
+    # Only text completions have those of the prompt in every choice.
+    choices = request.n or 1 if isinstance(request, CompletionRequest) else 1
+    total = tokens * choices * (top + 1)
+    if total > MAX_PROMPT_LOGPROBS:
+        raise InvalidValue(
+            f"The answer would have {total} log-probabilities of prompt tokens (tokens, times n in "
+            f"text completions, times candidates and one); the limit is {MAX_PROMPT_LOGPROBS}.",
+            param="logprobs" if request.prompt_logprobs is None else "prompt_logprobs",
+        )
 
 
 def stop_strings(request: ChatRequest | CompletionRequest) -> tuple[str, ...]:

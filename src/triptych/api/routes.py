@@ -210,7 +210,7 @@ ROUTES = (
         access=Access.KEY,
         response=MediaDeleted,
         handler=Handlers.delete_upload,
-        summary="Delete an upload, by the part of its id after media://.",
+        summary="Delete an upload, by its id, with or without media://.",
     ),
     Route(
         path="/tokenize",

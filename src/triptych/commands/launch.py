@@ -33,6 +33,7 @@ from triptych.environment import without_settings
 from triptych.errors import InvalidConfig, UnsupportedModel
 from triptych.host import free_port, is_loopback
 from triptych.observe import log
+from triptych.observe.access_log import OWN_PROBE
 from triptych.observe.log import print_status
 from triptych.placement import Placement
 from triptych.prompt.processor import PromptProcessor
@@ -480,7 +481,10 @@ async def _healthy(config: Config) -> bool:
     tls = unverified_context() if config.tls_cert else None
     try:
         reader, writer = await asyncio.open_connection(config.host, config.port, ssl=tls)
-        writer.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        writer.write(
+            b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+            b"User-Agent: %b\r\n\r\n" % OWN_PROBE
+        )
         status = await reader.readline()
         writer.close()
     except OSError:

@@ -26,6 +26,7 @@ MAX_QUEUED = 20_000  # lines that wait to be written; more are dropped and count
 MAX_REFUSED = 20  # lines a second about requests that were refused before they were handled
 MAX_PATH = 256  # characters
 CLOSE_SECONDS = 1.0
+OWN_PROBE = b"triptych-supervisor"  # user agent of ``serve``'s questions to /health during a start
 
 _encode = msgspec.json.encode
 

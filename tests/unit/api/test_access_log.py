@@ -4,8 +4,12 @@ import asyncio
 import base64
 import json
 
+import msgspec
 import pytest
 
+from support.forms import form
+from triptych.checkpoint import packaged_folder
+from triptych.commands import launch
 from triptych.observe import access_log
 
 CHAT = "/v1/chat/completions"
@@ -53,6 +57,28 @@ async def test_a_line_has_the_key_the_tokens_and_the_times(open_site, alice, cap
     assert [line["output_tokens"] for line in (whole, stream, both)] == [3, 3, 6]
     assert media["media_bytes"] == 100
     assert "fetch" in media["stages_ms"]
+
+
+async def test_the_media_bytes_of_a_form_are_those_of_its_file(open_site, capsys):
+    async with open_site(access_log=True, model=str(packaged_folder("qwen_omni"))) as web:
+        headers, given = form([("file", bytes(600))])
+        await web.ask("/v1/media", given, "POST", headers)
+        headers, given = form([("file", bytes(700)), ("model", "tiny")])
+        await web.ask("/v1/audio/transcriptions", given, "POST", headers)
+        await web.app.close()
+    assert [line["media_bytes"] for line in lines(capsys)] == [600, 700]
+
+
+async def test_the_probes_of_serve_itself_have_no_line(open_site, capsys):
+    async with open_site(access_log=True) as web:
+        web.pipeline.absent = ("D",)
+        config = msgspec.structs.replace(web.app.handlers.config, port=web.server.port)
+        assert not await launch._healthy(config)
+        await web.ask("/health")
+        await web.ask(CHAT, body(), headers={"User-Agent": access_log.OWN_PROBE.decode()})
+        await web.app.close()
+    found = [(line["path"], line["status"]) for line in lines(capsys)]
+    assert found == [("/health", 503), (CHAT, 200)]
 
 
 async def test_refusals_errors_and_clients_that_leave(open_site, alice, capsys, wire):

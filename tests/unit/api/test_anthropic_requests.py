@@ -183,7 +183,7 @@ SEARCH = {"type": "web_search_20250305", "name": "web_search"}
         ({"messages": user([{"text": "x"}])}, "messages[0].content[0].type", "missing"),
         ({"messages": user([{"type": "image"}])}, "messages[0].content[0].source", "missing"),
         ({"messages": user([{"type": "image", "source": {"type": "file"}}])},
-         "messages[0].content[0].source.type", "base64, url"),
+         "messages[0].content[0].source.type", "base64 or url"),
         ({"messages": user([{"type": "image", "source": {"type": "base64"}}])},
          "messages[0].content[0].source.data", "missing"),
         ({"messages": user([{"type": "image", "source": {"type": "url"}}])},

@@ -3,13 +3,17 @@
 import asyncio
 import base64
 import hashlib
+import json
 
 import pytest
 
+from support.forms import form
+from triptych.checkpoint import packaged_folder
 from triptych.config import Config
-from triptych.errors import InvalidConfig
+from triptych.errors import InvalidConfig, NoWorkers
 
 CHAT = "/v1/chat/completions"
+TRANSCRIBE = "/v1/audio/transcriptions"
 HI = {"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": "Hi"}]}
 
 
@@ -162,6 +166,45 @@ async def test_a_request_that_its_client_leaves_is_counted_and_ends(open_site, k
         )
 
 
+async def test_a_prompt_counts_though_its_client_leaves_before_the_first_token(
+    open_site, keys, wire
+):
+    request, _ = wire
+    file = keys(entry("alice", "a", tokens_per_minute=100))
+    async with open_site(keys_file=file) as web:
+        web.pipeline.gate = asyncio.Event()
+        _, writer = await web.connect()
+        prompts = [[5] * 80, [6] * 70]
+        body = json.dumps({"model": "tiny", "prompt": prompts, "n": 2}).encode()
+        writer.write(request("POST", "/v1/completions", body, bearer("a")))
+
+        async def begun():
+            return len(web.pipeline.works) == 4
+
+        async def left():
+            return len(web.pipeline.cancelled) == 4
+
+        await until(begun)
+        writer.transport.abort()
+        await until(left)
+        web.pipeline.gate.set()
+        reply = await web.ask(CHAT, HI, headers=bearer("a"))
+        assert (reply.status, reply.code) == (429, "rate_limit_exceeded")
+        assert int(reply.headers["retry-after"]) <= 31  # 50 too many, at 100 a minute
+
+
+async def test_a_prompt_that_no_worker_took_does_not_count(open_site, keys):
+    file = keys(entry("alice", "a", tokens_per_minute=100))
+    async with open_site(keys_file=file) as web:
+        web.pipeline.error = NoWorkers("none is ready")
+        reply = await web.ask(
+            "/v1/completions", {"model": "tiny", "prompt": [5] * 200}, headers=bearer("a")
+        )
+        assert reply.status == 503
+        web.pipeline.error = None
+        assert (await web.ask(CHAT, HI, headers=bearer("a"))).status == 200
+
+
 async def test_as_many_at_once_as_allowed(open_site, keys):
     file = keys(entry("alice", "a", streams=3))
     async with open_site(keys_file=file) as web:
@@ -195,6 +238,19 @@ async def test_bytes_of_media_count_and_text_goes_on(open_site, keys):
         assert (await web.ask(CHAT, HI, headers=bearer("a"))).status == 200
 
 
+async def test_a_transcription_counts_once_and_may_be_more_than_is_left(open_site, keys):
+    """Proved with the body counted where it arrives, too."""
+    file = keys(entry("alice", "a", media_bytes_per_minute=10_000))
+    headers, body = form([("file", bytes(6000)), ("model", "tiny")])
+    model = str(packaged_folder("qwen_omni"))
+    async with open_site(keys_file=file, model=model) as web:
+        statuses = [
+            (await web.ask(TRANSCRIBE, body, "POST", headers | bearer("a"))).status
+            for _ in range(3)
+        ]
+        assert statuses == [200, 200, 429]
+
+
 # --- changes
 
 
@@ -220,6 +276,19 @@ async def test_a_changed_file_is_used_and_what_was_used_stays_used(open_site, ke
 
         await until(told)
         assert (await web.ask("/v1/models", headers=bearer("c"))).status == 200
+
+
+async def test_a_file_that_is_refused_changes_no_limit(open_site, keys, caplog):
+    file = keys(entry("alice", "a", requests_per_minute=3))
+    async with open_site(keys_file=file, api_key="unnamed") as web:
+        keys(entry("alice", "a", requests_per_minute=9), entry("bob", "unnamed"))
+
+        async def told():
+            return "the old ones stay" in caplog.text
+
+        await until(told)
+        reply = await web.ask("/v1/models", headers=bearer("a"))
+        assert reply.headers["x-ratelimit-limit-requests"] == "3"
 
 
 async def test_a_key_stands_in_one_place(open_site, keys):

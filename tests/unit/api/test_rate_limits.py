@@ -80,10 +80,14 @@ def test_requests_at_once(clock):
     quota = KeyQuota(KeyLimits(streams=2), clock)
     quota.start()
     quota.start()
-    with pytest.raises(RateLimitExceeded, match="at once"):
+    with pytest.raises(RateLimitExceeded, match="may have 2 requests at a time"):
         quota.start()
     quota.end()
     quota.start()
+    single = KeyQuota(KeyLimits(streams=1), clock)
+    single.start()
+    with pytest.raises(RateLimitExceeded, match="may have 1 request at a time"):
+        single.start()
 
 
 def test_headers_say_what_is_left_and_when_it_is_full(clock):

@@ -2,7 +2,9 @@
 
 import inspect
 import json
+import re
 import typing
+from pathlib import Path
 
 import jsonschema
 import msgspec
@@ -11,7 +13,7 @@ import pytest
 from triptych.api.requests import ChatRequest
 from triptych.api.responses import ErrorResponse
 from triptych.api.routes import ROUTES, Access, find_route
-from triptych.config import Limits
+from triptych.config import Config, Limits
 
 PLAIN = {"model": "tiny", "prompt": "a"}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
@@ -231,3 +233,23 @@ async def test_openapi_lists_the_accepted_fields(open_site):
     assert silent["properties"]["role"] == {"const": "assistant"}
     assert said["required"] == ["content"]
     assert ChatRequest.__name__ in schemas
+
+
+def test_help_and_documents_name_every_route_that_is_open():
+    open_paths = {route.path for route in ROUTES if route.access is Access.OPEN}
+    hints = typing.get_type_hints(Config, include_extras=True)
+    root = Path(__file__).parents[3]
+    said = {
+        "--help": hints["public_routes"].__metadata__[0].description.partition("separated")[0],
+        "SECURITY.md": between(root / "SECURITY.md", "every route requires a key but", "those of"),
+        "docs/interface.md": between(root / "docs/interface.md", "", "never need a key"),
+        "docs/operations.md": between(root / "docs/operations.md", "opens routes besides", ";"),
+    }
+    for place, text in said.items():
+        assert set(re.findall(r"/[a-z]+", text)) == open_paths, place
+
+
+def between(file, start, end):
+    """What stands between them, on one line."""
+    (line,) = [line for line in file.read_text().splitlines() if start in line and end in line]
+    return line.partition(start)[2].partition(end)[0] if start else line.partition(end)[0]

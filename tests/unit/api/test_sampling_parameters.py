@@ -1,8 +1,12 @@
 """Fields that concern sampling and completions, as clients of other servers send them."""
 
+import threading
+
+import msgspec
 import pytest
 
 from triptych.api.requests import find_bad_words
+from triptych.api.responses import TextFormat
 from triptych.errors import InvalidValue
 
 GENERATE = "/inference/v1/generate"
@@ -171,6 +175,15 @@ async def test_unknown_parameters_are_ignored_and_named_where_that_is_set(open_s
         assert (refused.status, refused.param) == (400, "n")
 
 
+async def test_unknown_members_below_the_top_level_are_refused_all_the_same(open_site):
+    """As docs/interface.md says."""
+    async with open_site(unknown_parameters="ignore") as web:
+        reply = await web.chat(stream=True, stream_options={"colour": "red"})
+        assert (reply.status, reply.param) == (400, "stream_options.colour")
+        reply = await web.ask(GENERATE, body(GENERATE, colour="red"))
+        assert (reply.status, reply.param) == (400, "sampling_params.colour")
+
+
 async def test_the_header_is_bounded_and_safe(open_site):
     async with open_site(unknown_parameters="ignore") as web:
         hostile = {"a\r\nset-cookie: x": 1, "ü" * 5000: 1} | {f"p{i}": 1 for i in range(5000)}
@@ -246,6 +259,73 @@ async def test_logprobs_of_the_prompt(web):
     assert "prompt_logprobs" not in (await web.chat(max_tokens=1)).json
     reply = await web.chat(prompt_logprobs=0, stream=True)
     assert (reply.status, reply.param) == (400, "prompt_logprobs")
+
+
+async def test_too_many_logprobs_of_the_prompt_are_refused(web):
+    """Encoding them would hold up all other clients."""
+    long = {"model": "tiny", "prompt": [5] * 1000, "n": 16, "max_tokens": 1}
+    for fields, param in (
+        ({"prompt_logprobs": 20}, "prompt_logprobs"),
+        ({"echo": True, "logprobs": 20}, "logprobs"),
+        ({"echo": True, "logprobs": 20, "stream": True}, "logprobs"),
+        ({"prompt": [[5] * 1000] * 16, "n": 1, "prompt_logprobs": 20}, "prompt_logprobs"),
+    ):
+        reply = await web.ask("/v1/completions", long | fields)
+        assert (reply.status, reply.code, reply.param) == (400, "invalid_value", param)
+        assert "336000" in reply.json["error"]["message"]
+        assert "262144" in reply.json["error"]["message"]
+    assert web.pipeline.works == []
+    assert (await web.ask("/v1/completions", long | {"logprobs": 20})).status == 200
+
+
+async def test_tokens_of_media_count_among_the_logprobs_of_a_prompt(web, monkeypatch):
+    """The frontend learns how many they are from the engine."""
+    plain = web.pipeline._tokens
+
+    async def expanded(work, deliver):
+        return await plain(
+            msgspec.structs.replace(work, prompt=[*work.prompt, *[5] * 999]), deliver
+        )
+
+    monkeypatch.setattr(web.pipeline, "_tokens", expanded)
+    monkeypatch.setattr("triptych.api.requests.MAX_PROMPT_LOGPROBS", 500)
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,QUFB"}}
+    reply = await web.chat([picture], prompt_logprobs=0, max_tokens=1)
+    assert (reply.status, reply.param) == (400, "prompt_logprobs")
+
+
+async def test_a_thread_writes_the_logprobs_of_a_prompt(web, monkeypatch):
+    threads, plain = [], TextFormat.with_prompt_logprobs
+
+    def watched(self, response, prompts):
+        threads.append(threading.current_thread())
+        return plain(self, response, prompts)
+
+    monkeypatch.setattr(TextFormat, "with_prompt_logprobs", watched)
+    await text(web, prompt_logprobs=1)
+    assert len(threads) == 1
+    assert threads[0] is not threading.current_thread()
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_one_choice_of_a_prompt_asks_for_its_logprobs(web, path):
+    reply = await web.ask(path, body(path, n=3, prompt_logprobs=2))
+    assert reply.status == 200
+    asked = [work.sampling.prompt_logprobs for work in web.pipeline.works]
+    assert asked == [2, None, None]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_echo_with_logprobs_has_those_of_the_prompt_in_every_choice(web, stream):
+    given = {"model": "tiny", "prompt": ["Once upon", "a b c"], "n": 2, "echo": True}
+    fields = {"logprobs": 1, "max_tokens": 1, "stream": stream}
+    reply = await web.ask("/v1/completions", given | fields)
+    found = {}
+    for event in reply.events[:-1] if stream else [reply.json]:
+        for choice in event["choices"]:
+            found.setdefault(choice["index"], choice["logprobs"]["token_logprobs"])
+    for index, work in enumerate(web.pipeline.works):
+        assert found[index][1 : len(work.prompt)] == [-0.25] * (len(work.prompt) - 1)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -87,6 +87,11 @@ async def test_b56_fields_that_are_refused_by_name(omni, field, code):
     assert omni.pipeline.works == []
 
 
+async def test_a_format_with_times_is_refused_in_words(omni):
+    reply = await ask(omni, ("response_format", "verbose_json"))
+    assert reply.json["error"]["message"] == "'response_format' must be json or text."
+
+
 async def test_b56_other_refusals(omni, web, open_site):
     for headers, body in (
         form([("model", "tiny")]),
@@ -106,6 +111,14 @@ async def test_b56_other_refusals(omni, web, open_site):
     assert (reply.status, reply.code, reply.param) == (400, "invalid_value", "file")
     async with open_site(model=OMNI, enable_multimodal=False) as deaf:
         assert (await ask(deaf)).code == "media_disabled"
+
+
+async def test_the_limits_on_media_hold(open_site):
+    for fields in ({"limit_media": "audio=0"}, {"limits": Limits(media_items=0)}):
+        async with open_site(model=OMNI, **fields) as web:
+            reply = await ask(web)
+            assert (reply.status, reply.code, reply.param) == (400, "too_many_media", "file")
+            assert web.pipeline.works == []
 
 
 async def test_a_large_form_is_read_in_a_thread(open_site):
