@@ -25,6 +25,7 @@ from triptych.api.content import (
     extract_media,
 )
 from triptych.api.requests import GenerateSampling
+from triptych.api.restore import restore_objects
 from triptych.api.structured import FormatType
 from triptych.errors import (
     InvalidJSON,
@@ -76,9 +77,12 @@ def decode_request(
     """
     text, slices = extract_media(body, size, max_bytes, max_items)
     try:
-        return decoder.decode(text), slices
+        request = decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return _decode_leniently(bytes(text), decoder.type, error, ignored), slices
+        request = _decode_leniently(bytes(text), decoder.type, error, ignored)
+    if slices:
+        restore_objects(request, slices, len(text), max_bytes)
+    return request, slices
 
 
 def _decode_leniently(

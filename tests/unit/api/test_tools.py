@@ -283,7 +283,7 @@ def test_no_grammar_where_the_model_decides():
 
 def turns_of(*messages):
     typed = msgspec.convert(list(messages), list[ChatMessage])
-    return to_turns(typed, [], MediaPolicy(True, 4))
+    return to_turns(typed, {}, MediaPolicy(True, 4))
 
 
 @pytest.mark.parametrize(
