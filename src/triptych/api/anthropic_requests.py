@@ -38,7 +38,6 @@ from triptych.api.tools import (
     NamedTool,
     ToolChoice,
     ToolDefinition,
-    check_depth,
 )
 from triptych.api.translation import ChatBuilder, TranslatedChat
 from triptych.errors import InvalidValue, UnsupportedParameter
@@ -317,7 +316,6 @@ def _assistant_message(blocks: list[MessageBlock], place: str) -> ChatMessage:
             case ThinkingBlock():
                 thinking += block.thinking
             case ToolUseBlock():
-                check_depth(block.input, at)
                 calls.append(MessageToolCall(MessageFunction(block.name, block.input), block.id))
             case RedactedThinkingBlock():
                 pass
