@@ -117,16 +117,22 @@ class ContextLengthExceeded(RequestError):
     code = "context_length_exceeded"
 
     @classmethod
-    def of(cls, prompt: int, max_tokens: int | None, limit: int) -> Self:
-        """``max_tokens``: what the client asked for, or None."""
+    def of(
+        cls, prompt: int, max_tokens: int | None, limit: int, *, without_media: bool = False
+    ) -> Self:
+        """``max_tokens``: what the client asked for, or None. ``without_media``: the prompt has
+        media, whose tokens are not counted yet."""
+        tokens = f"{prompt} tokens"
+        if without_media:
+            tokens = f"at least {prompt} tokens, without its media"
         if max_tokens is None:
             return cls(
-                f"The prompt has {prompt} tokens, but the context holds {limit}, at least one of "
+                f"The prompt has {tokens}, but the context holds {limit}, at least one of "
                 "them for the answer. Shorten the prompt.",
                 param="messages",
             )
         return cls(
-            f"The prompt has {prompt} tokens and max_tokens is {max_tokens}, but the context holds "
+            f"The prompt has {tokens}, and max_tokens is {max_tokens}, but the context holds "
             f"{limit}. Shorten the prompt or lower max_tokens.",
             param="messages",
         )

@@ -18,10 +18,8 @@ from triptych.api.content import (
     ContentURL,
     ImageContent,
     ImageURL,
-    MediaSlices,
     TextContent,
     VideoContent,
-    restore_strings,
     to_data_url,
 )
 from triptych.api.requests import (
@@ -40,7 +38,6 @@ from triptych.api.tools import (
     NamedTool,
     ToolChoice,
     ToolDefinition,
-    check_depth,
 )
 from triptych.api.translation import ChatBuilder, TranslatedChat
 from triptych.errors import InvalidValue, UnsupportedParameter
@@ -201,7 +198,6 @@ class MessagesRequest(MessagesInput, frozen=True, forbid_unknown_fields=True, kw
 
 def messages_to_chat(
     request: MessagesInput,
-    slices: MediaSlices,
     uses_variable: Callable[[str], bool],
     *,
     reasons: bool,
@@ -211,7 +207,7 @@ def messages_to_chat(
     if request.system:
         builder.add(ChatMessage(role="system", content=_system_text(request.system)), "system")
     for i, turn in enumerate(request.messages):
-        _add_turn(builder, turn, f"messages[{i}]", slices)
+        _add_turn(builder, turn, f"messages[{i}]")
     choice = request.tool_choice
     output = request.output_config or OutputOptions()
     chat = ChatRequest(
@@ -247,14 +243,14 @@ def _system_text(system: str | list[TextBlock]) -> str:
     return system if isinstance(system, str) else "\n".join([block.text for block in system])
 
 
-def _add_turn(builder: ChatBuilder, turn: MessagesTurn, place: str, slices: MediaSlices) -> None:
+def _add_turn(builder: ChatBuilder, turn: MessagesTurn, place: str) -> None:
     content = turn.content
     if isinstance(content, str):
         builder.add(ChatMessage(role=turn.role, content=content), place)
     elif turn.role == "user":
         _add_user_blocks(builder, content, place)
     elif turn.role == "assistant":
-        builder.add(_assistant_message(content, place, slices), place)
+        builder.add(_assistant_message(content, place), place)
     else:
         texts = [_text(block, f"{place}.content[{i}]") for i, block in enumerate(content)]
         builder.add(ChatMessage(role="system", content="\n".join(texts)), place)
@@ -309,7 +305,7 @@ def _add_result(builder: ChatBuilder, block: ToolResultBlock, place: str) -> Non
     builder.add(message, place, places)
 
 
-def _assistant_message(blocks: list[MessageBlock], place: str, slices: MediaSlices) -> ChatMessage:
+def _assistant_message(blocks: list[MessageBlock], place: str) -> ChatMessage:
     text, thinking = "", ""
     calls: list[MessageToolCall] = []
     for i, block in enumerate(blocks):
@@ -320,9 +316,7 @@ def _assistant_message(blocks: list[MessageBlock], place: str, slices: MediaSlic
             case ThinkingBlock():
                 thinking += block.thinking
             case ToolUseBlock():
-                check_depth(block.input, at)
-                given = restore_strings(block.input, slices, at)
-                calls.append(MessageToolCall(MessageFunction(block.name, given), block.id))
+                calls.append(MessageToolCall(MessageFunction(block.name, block.input), block.id))
             case RedactedThinkingBlock():
                 pass
             case _:

@@ -235,7 +235,10 @@ class CompletionRunner:
         for prompt in prompts:
             if len(prompt.ids) + (sampling.max_tokens or 1) > self._model.context:
                 raise ContextLengthExceeded.of(
-                    len(prompt.ids), sampling.max_tokens, self._model.context
+                    len(prompt.ids),
+                    sampling.max_tokens,
+                    self._model.context,
+                    without_media=bool(prompt.media),
                 )
 
     def _reader(

@@ -13,7 +13,7 @@ import re
 import secrets
 import typing
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pybase64
 from msgspec import Meta, Struct
@@ -21,7 +21,6 @@ from msgspec.structs import replace
 
 from triptych.errors import (
     InvalidDataURL,
-    InvalidJSON,
     InvalidValue,
     MediaDisabled,
     MediaError,
@@ -33,7 +32,6 @@ from triptych.errors import (
 )
 from triptych.media.frame_list import is_frame_list, join_frames
 from triptych.messages import PLURALS, MediaForm, MediaKind
-from triptych.prompt.chat_options import map_strings
 from triptych.prompt.processor import ChatTurn, MediaPart, MediaSource, TextPart
 from triptych.recipe import MediaOptions
 
@@ -49,7 +47,7 @@ OCTET_STREAM = b"application/octet-stream"
 FRAME_LIST_TYPE = b"video/jpeg"
 
 RawBody = bytes | bytearray | mmap.mmap
-MediaSlices = list[memoryview]  # extracted base64, by the number in its marker
+MediaSlices = dict[str, memoryview]  # extracted strings, by their markers
 
 
 # --- content parts
@@ -416,8 +414,8 @@ _MAGIC: tuple[tuple[bytes, MediaKind], ...] = (
 
 
 def _is_data_url(text: str, slices: MediaSlices) -> bool:
-    if text.startswith(_MARKER):
-        return bytes(_resolve(text, slices)[:5]).lower() == b"data:"
+    if (extracted := slices.get(text)) is not None:
+        return bytes(extracted[:5]).lower() == b"data:"
     return text[:5].lower() == "data:"
 
 
@@ -441,7 +439,7 @@ def decode_data_url(
     if media_type == FRAME_LIST_TYPE:
         return _decode_frames(bytes(text[prefix.end() :]), param)
     data = memoryview(text)[prefix.end() :]
-    if data[: len(_MARKER)] == _MARKER.encode():  # see ``to_data_url``
+    if data[: len(_MARKER_START)] == _MARKER_START:  # see ``to_data_url``
         data = memoryview(_resolve(bytes(data).decode(), slices))
     return _decode(data, "The data URL's base64", param)
 
@@ -455,21 +453,6 @@ def data_url_type(url: str, slices: MediaSlices) -> str | None:
 def to_data_url(media_type: str, data: str) -> str:
     """The data URL of base64 that stands alone in a request, or that a marker stands for."""
     return f"data:{media_type};base64,{data}"
-
-
-def restore_strings(value: dict[str, Any], slices: MediaSlices, param: str) -> dict[str, Any]:
-    """An object that is not about media, with the strings that were extracted from it."""
-
-    def restored(text: str) -> str:
-        if not text.startswith(_MARKER):
-            return text
-        try:
-            return bytes(_resolve(text, slices)).decode()
-        except UnicodeDecodeError:
-            raise InvalidJSON("The body is not valid UTF-8.", param=param) from None
-
-    changed: dict[str, Any] = map_strings(value, restored) if slices else value
-    return changed
 
 
 def _decode_frames(text: bytes, param: str) -> bytes:
@@ -489,7 +472,8 @@ def decode_base64(text: str, slices: MediaSlices, param: str) -> bytes:
 
 def _resolve(text: str, slices: MediaSlices) -> bytes | memoryview:
     """The string that a marker stands for, or the string itself."""
-    return slices[int(text[len(_MARKER) :])] if text.startswith(_MARKER) else text.encode()
+    extracted = slices.get(text)
+    return text.encode() if extracted is None else extracted
 
 
 def _fits(media_type: bytes, kind: MediaKind, form: MediaForm) -> bool:
@@ -522,7 +506,8 @@ _ESCAPE = re.compile(rb"\\(?!/)")  # other than of a slash
 _DATA_URL_PREFIX = re.compile(
     rb"data:([\w.+-]+(?:/[\w.+-]+)?)?(?:;[\w.+-]+=[\w.+-]+)*;base64,", re.IGNORECASE
 )
-_MARKER = f"slice:{secrets.token_hex(8)}:"  # a client can't guess it
+_MARKER_START = b"slice:"
+MARKER = re.compile(rb'"(slice:[0-9a-f]{16}:[0-9]+)"')  # as a string of JSON
 
 
 def extract_media(
@@ -533,7 +518,8 @@ def extract_media(
     In valid JSON an unescaped ``url"`` before a colon ends a member's name, wherever it stands.
     A value with an escape in it other than ``\\/`` stays for the JSON decoder. The rest may have
     ``max_bytes``, and there may be ``max_items`` values: the first one too many is refused as soon
-    as it is found. Every byte is scanned a few times at most, whatever the body says.
+    as it is found. ``restore_objects`` puts back what is not media. Every byte is scanned a few
+    times at most, whatever the body says.
     """
     view = memoryview(raw)[:size]
     if size <= STEP:  # as nearly all chats
@@ -541,8 +527,8 @@ def extract_media(
             if raw.find(name_end, 0, size) >= 0:
                 break
         else:
-            _check_rest(size, max_bytes)
-            return view, []
+            check_rest(size, max_bytes)
+            return view, {}
     return MediaExtractor(raw, view, max_bytes, max_items).run()
 
 
@@ -554,7 +540,8 @@ class MediaExtractor:
         self._view = view
         self._max_bytes = max_bytes
         self._max_items = max_items
-        self._slices: MediaSlices = []
+        self._slices: MediaSlices = {}
+        self._secret = secrets.token_hex(8)  # a client can't guess its markers, nor use them again
         self._rest: list[bytes | memoryview] = []  # the body without its media
         self._rest_bytes = 0
         self._done = 0  # up to here the body is in ``_rest``, or was extracted
@@ -566,8 +553,8 @@ class MediaExtractor:
             end = min(at + step, size)
             at = self._scan(at, end, size)
             step = FIRST_STEP if at > end else min(2 * step, STEP)
-            _check_rest(self._rest_bytes + at - self._done, self._max_bytes)
-        _check_rest(self._rest_bytes + size - self._done, self._max_bytes)
+            check_rest(self._rest_bytes + at - self._done, self._max_bytes)
+        check_rest(self._rest_bytes + size - self._done, self._max_bytes)
         if not self._slices:
             return self._view, self._slices
         self._rest.append(self._view[self._done :])
@@ -608,10 +595,10 @@ class MediaExtractor:
                 f"The request has more media items than the limit of {self._max_items}.",
                 param="messages",
             )
-        marker = f"{_MARKER}{len(self._slices)}".encode()
+        marker = f"slice:{self._secret}:{len(self._slices)}"
         value = self._view[start:end]
-        self._slices.append(memoryview(_unescape(value)) if escaped else value)
-        self._rest += (self._view[self._done : start], marker)
+        self._slices[marker] = memoryview(_unescape(value)) if escaped else value
+        self._rest += (self._view[self._done : start], marker.encode())
         self._rest_bytes += start - self._done + len(marker)
         self._done = end
         return end
@@ -644,7 +631,8 @@ def _unescape(value: memoryview) -> bytes:
     return b"".join([bytes(value[at : at + STEP]).translate(None, b"\\") for at in steps])
 
 
-def _check_rest(size: int, max_bytes: int) -> None:
+def check_rest(size: int, max_bytes: int) -> None:
+    """Refuse a body that is too large to decode as JSON."""
     if size > max_bytes:
         raise PayloadTooLarge(
             f"Without its media the body has {size} bytes or more; the limit is {max_bytes}."

@@ -209,7 +209,7 @@ class Handlers:
     ) -> None:
         thinking = request.thinking
         shows_thinking = thinking is None or thinking.display != "omitted"
-        chat = self._messages_to_chat(request, media)
+        chat = self._messages_to_chat(request)
         with _original_places(chat):
             format = MessagesFormat(shows_thinking=shows_thinking)
             await self._answer(exchange, chat.request, media, format)
@@ -217,7 +217,7 @@ class Handlers:
     async def count_tokens(
         self, exchange: HTTPExchange, request: CountTokensRequest, media: MediaSlices
     ) -> CountTokensResponse:
-        chat = self._messages_to_chat(request, media)
+        chat = self._messages_to_chat(request)
         with _original_places(chat):
             self._check(chat.request)
             return CountTokensResponse(len(await self._chat_ids(chat.request, media)))
@@ -251,7 +251,7 @@ class Handlers:
     ) -> None:
         message = requests.answer_message(parts)
         try:
-            answer = requests.to_turns([message], [], self._media_policy)
+            answer = requests.to_turns([message], {}, self._media_policy)
         except InvalidValue:  # arguments that are nested too deeply: no template can render them
             return
         turns = (*conversation.own, *answer)
@@ -260,10 +260,9 @@ class Handlers:
     async def get_response(self, exchange: HTTPExchange, id: str) -> ResponseObject:
         return self._responses.get(exchange.head.tenant, id).response
 
-    def _messages_to_chat(self, request: MessagesInput, media: MediaSlices) -> TranslatedChat:
+    def _messages_to_chat(self, request: MessagesInput) -> TranslatedChat:
         return messages_to_chat(
             request,
-            media,
             self._processor.uses_variable,
             reasons=self._reply_formats.marks_reasoning,
         )
@@ -340,7 +339,7 @@ class Handlers:
         self, messages: Sequence[ChatMessage], media: MediaSlices, policy: MediaPolicy
     ) -> Sequence[ChatTurn]:
         """The turns of a chat; a thread decodes much base64."""
-        if sum(map(len, media)) <= BASE64_INLINE_BYTES:
+        if sum(map(len, media.values())) <= BASE64_INLINE_BYTES:
             return requests.to_turns(messages, media, policy)
         return await asyncio.to_thread(requests.to_turns, messages, media, policy)
 

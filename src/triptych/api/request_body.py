@@ -6,6 +6,7 @@ ones, and those that set an unsupported parameter to a value that means it is no
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import re
@@ -25,6 +26,7 @@ from triptych.api.content import (
     extract_media,
 )
 from triptych.api.requests import GenerateSampling
+from triptych.api.restore import restore_objects
 from triptych.api.structured import FormatType
 from triptych.errors import (
     InvalidJSON,
@@ -37,6 +39,7 @@ EXPLAIN_BYTES = 64 << 10  # a larger bad body gets a shorter explanation
 MAX_QUOTED_NAME = 64  # characters of a client's own words that an error quotes
 MAX_LISTED = 16  # ignored parameters that a response header names
 IGNORED_HEADER = "x-triptych-ignored-parameters"
+MIN_SIMILARITY = 0.75  # of a parameter that an error suggests
 MAX_DIGITS = 30  # no parameter takes an integer with more
 _HUGE = int("9" * MAX_DIGITS)
 
@@ -76,9 +79,12 @@ def decode_request(
     """
     text, slices = extract_media(body, size, max_bytes, max_items)
     try:
-        return decoder.decode(text), slices
+        request = decoder.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return _decode_leniently(bytes(text), decoder.type, error, ignored), slices
+        request = _decode_leniently(bytes(text), decoder.type, error, ignored)
+    if slices:
+        restore_objects(request, slices, len(text), max_bytes)
+    return request, slices
 
 
 def _decode_leniently(
@@ -240,8 +246,7 @@ def _explain(message: str, struct: type[Struct]) -> TriptychError:
     elif _CONTENT_PART.fullmatch(path) and (why := _explain_part(what)):
         return InvalidValue(f"'{path}' {why}.", param=path)
     if unknown := _UNKNOWN.fullmatch(what):
-        param = f"{path}.{_short(unknown[1])}" if path else _short(unknown[1])
-        return UnsupportedParameter(f"The parameter '{param}' is not supported.", param=param)
+        return _explain_unknown(_short(unknown[1]), path, struct)
     if missing := _MISSING.fullmatch(what):
         param = f"{path}.{missing[1]}" if path else missing[1]
         return InvalidValue(f"The parameter '{param}' is missing.", param=param)
@@ -263,6 +268,20 @@ def _explain(message: str, struct: type[Struct]) -> TriptychError:
         formats = ", ".join(get_args(AudioFormat))
         return InvalidValue(f"'{path}' must be one of {formats}.", param=path)
     return _explain_other(what, path, bool(key), bool(inside))
+
+
+def _explain_unknown(name: str, path: str, struct: type[Struct]) -> UnsupportedParameter:
+    """Tell parameters that are known and not supported from those that may be misspelled."""
+    param = f"{path}.{name}" if path else name
+    owner = GenerateSampling if path == "sampling_params" else struct
+    why = f"The parameter '{param}' is unknown or not supported."
+    if not path or owner is GenerateSampling:
+        similar = difflib.get_close_matches(name, owner.__struct_fields__, 1, MIN_SIMILARITY)
+        if name in getattr(owner, "UNSUPPORTED", {}):
+            why = f"The parameter '{param}' is not supported."
+        elif similar:
+            why = f"There is no parameter '{param}'. Did you mean {similar[0]}?"
+    return UnsupportedParameter(why, param=param)
 
 
 def _explain_other(what: str, path: str, key: bool, inside: bool) -> TriptychError:

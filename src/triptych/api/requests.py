@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -35,6 +36,7 @@ from triptych.api.tools import (
     ToolRequest,
     ToolUse,
     check_depth,
+    json_size,
     to_tool_use,
 )
 from triptych.config import Limits
@@ -46,6 +48,7 @@ from triptych.prompt.tokenizer import Tokenizer
 
 MAX_CHOICES = 128  # prompts times n in one completion request
 MAX_VARIABLE_BYTES = 16 << 10  # of chat_template_kwargs
+MAX_CALL_VALUES = 50_000  # JSON values in the arguments of all earlier calls: each is visited
 TRANSCRIBE = "Transcribe the speech word for word. Answer with the transcript alone."
 MAX_SEED = (1 << 63) - 1
 MIN_TEMPERATURE = 1e-5  # below it logits would overflow: it counts as 0
@@ -288,7 +291,7 @@ def to_turns(
     contents = [message.content for message in messages if isinstance(message.content, list)]
     if contents and policy.enabled:
         check_media_count(itertools.chain.from_iterable(contents), slices, policy)
-    names: dict[str, str] = {}  # of the functions that were called, by the id of the call
+    history = _CallHistory()
     return tuple(
         [
             ChatTurn(
@@ -296,7 +299,7 @@ def to_turns(
                 _content(message, i, slices, policy),
                 None
                 if message.name is None and message.role in _PLAIN_ROLES
-                else _details(message, i, names),
+                else _details(message, i, history),
             )
             for i, message in enumerate(messages)
         ]
@@ -314,11 +317,29 @@ def answer_message(parts: ReplyParts) -> ChatMessage:
     )
 
 
-def _details(message: ChatMessage, at: int, names: dict[str, str]) -> TurnDetails | None:
+class _CallHistory:
+    """The calls in the messages so far."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}  # of the functions, by the id of the call
+        self._values = 0
+
+    def count(self, values: int, param: str) -> None:
+        self._values += values
+        if self._values > MAX_CALL_VALUES:
+            raise InvalidValue(
+                f"The earlier calls have more than {MAX_CALL_VALUES} values in their arguments, "
+                "together. Leave out the oldest.",
+                param=param,
+            )
+
+
+def _details(message: ChatMessage, at: int, history: _CallHistory) -> TurnDetails | None:
     """What a message has besides role and content; None if nothing."""
+    names = history.names
     match message.role:
         case "assistant":
-            calls = _earlier_calls(message, at)
+            calls = _earlier_calls(message, at, history)
             names |= {call.id: call.name for call in calls}
             reasoning = message.reasoning_content or message.reasoning or ""
             if not (calls or reasoning or message.name):
@@ -332,33 +353,55 @@ def _details(message: ChatMessage, at: int, names: dict[str, str]) -> TurnDetail
     return TurnDetails(message.name) if message.name else None
 
 
-def _earlier_calls(message: ChatMessage, at: int) -> tuple[EarlierCall, ...]:
+def _earlier_calls(message: ChatMessage, at: int, history: _CallHistory) -> tuple[EarlierCall, ...]:
     if message.tool_calls is None and message.function_call is None:
         return ()
     if message.function_call is not None:
         place = f"messages[{at}].function_call"
-        return (_earlier_call(message.function_call, f"call_{at}", place),)
-    return tuple(
-        _earlier_call(call.function, call.id or f"call_{at}_{i}", f"messages[{at}].tool_calls[{i}]")
-        for i, call in enumerate(message.tool_calls or ())
-    )
+        return (_earlier_call(message.function_call, f"call_{at}", place, history),)
+    calls = []
+    for i, call in enumerate(message.tool_calls or ()):
+        id, place = call.id or f"call_{at}_{i}", f"messages[{at}].tool_calls[{i}]"
+        calls.append(_earlier_call(call.function, id, place, history))
+    return tuple(calls)
 
 
-def _earlier_call(function: MessageFunction, id: str, param: str) -> EarlierCall:
+def _earlier_call(
+    function: MessageFunction, id: str, param: str, history: _CallHistory
+) -> EarlierCall:
     """A model may have written arguments that are no JSON object: these stay text."""
     given = function.arguments
-    if isinstance(given, dict):
-        parsed, text = given, msgspec.json.encode(given).decode()
-    else:
-        text = given or "{}"
+    parsed: Any = given
+    if not isinstance(given, dict):
+        if given and _has_many_values(given):
+            history.count(MAX_CALL_VALUES + 1, param)
         try:
-            parsed = msgspec.json.decode(text)
+            parsed = msgspec.json.decode(given or "{}")
         except (msgspec.DecodeError, RecursionError):
             parsed = None
-    if not isinstance(parsed, dict):
-        return EarlierCall(id, function.name, text, None)
-    check_depth(parsed, param)
+    if isinstance(parsed, dict):
+        history.count(check_depth(parsed, param, MAX_CALL_VALUES), param)
+    else:
+        history.count(1, param)
+        parsed = None
+    text = msgspec.json.encode(given).decode() if isinstance(given, dict) else given or "{}"
     return EarlierCall(id, function.name, text, parsed)
+
+
+_STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_BETWEEN = rf'[^"\[{{,]*+(?:{_STRING}[^"\[{{,]*+)*+'
+_MANY_VALUES = re.compile(rf"(?:{_BETWEEN}[\[{{,]){{{2 * MAX_CALL_VALUES}}}+", re.DOTALL)
+
+
+def _has_many_values(text: str) -> bool:
+    """Whether JSON has far more than MAX_CALL_VALUES values: to decode millions takes seconds.
+
+    A value has at most two of "[{," outside of strings: one before it, and its own bracket.
+    """
+    most = 2 * MAX_CALL_VALUES
+    if len(text) < most or sum(map(text.count, "[{,")) < most:
+        return False
+    return _MANY_VALUES.match(text) is not None  # the others may be in strings
 
 
 def _content(
@@ -436,11 +479,11 @@ def to_chat_options(
 
 def _check_variables(variables: dict[str, Any]) -> None:
     param = "chat_template_kwargs"
-    check_depth(variables, param)
-    if (size := len(msgspec.json.encode(variables))) > MAX_VARIABLE_BYTES:
+    if (size := json_size(variables, param)) > MAX_VARIABLE_BYTES:
         raise InvalidValue(
             f"'{param}' has {size} bytes as JSON; the limit is {MAX_VARIABLE_BYTES}.", param=param
         )
+    check_depth(variables, param)
     for name in variables:
         if not name.isidentifier():
             raise InvalidValue("The keys are names of variables.", param=param)

@@ -87,7 +87,7 @@ def to_grammar(options: StructuredOptions, limit: int) -> Grammar | None:
         raise InvalidSchema(
             f"'{param}' has {size} bytes; the limit is {limit}. Shorten it.", param=param
         )
-    return grammar
+    return _check_schema(param, grammar.text) if grammar.kind == "json" else grammar
 
 
 def grammar_parameter(options: StructuredOptions) -> str | None:
@@ -158,14 +158,23 @@ def _of_structured_outputs(given: StructuredOutputs) -> _Given:
 def _json(param: str, schema: SchemaOrText) -> tuple[str, Grammar]:
     """A schema as an object, or as the text of one."""
     if isinstance(schema, str):
-        try:
-            schema = msgspec.json.decode(schema, type=JsonSchema)
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise InvalidSchema(
-                f"'{param}' is not the text of a JSON object: {error}.", param=param
-            ) from None
+        return param, Grammar("json", schema)
+    try:
+        return param, Grammar("json", msgspec.json.encode(schema).decode())
+    except RecursionError:
+        raise _too_deep(param) from None
+
+
+def _check_schema(param: str, text: str) -> Grammar:
+    """Refuse a text that is no object, or too deep. Its size was checked: this takes time."""
+    try:
+        schema = msgspec.json.decode(text, type=JsonSchema)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidSchema(
+            f"'{param}' is not the text of a JSON object: {error}.", param=param
+        ) from None
     _check_depth(param, schema)
-    return param, Grammar("json", msgspec.json.encode(schema).decode())
+    return Grammar("json", msgspec.json.encode(schema).decode())
 
 
 def _choice(param: str, strings: list[str]) -> tuple[str, Grammar]:
@@ -180,7 +189,11 @@ def _check_depth(param: str, schema: JsonSchema) -> None:
         level = [child for value in level for child in _children(value)]
         if not level:
             return
-    raise InvalidSchema(
+    raise _too_deep(param)
+
+
+def _too_deep(param: str) -> InvalidSchema:
+    return InvalidSchema(
         f"'{param}' is nested more than {MAX_DEPTH} levels deep. Use $ref for what repeats.",
         param=param,
     )

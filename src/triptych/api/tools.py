@@ -143,7 +143,7 @@ def check_functions(
         raise InvalidValue(
             f"The request has {len(functions)} tools; the limit is {limits.tools}.", param=param
         )
-    if (size := len(msgspec.json.encode(functions))) > limits.tool_bytes:
+    if (size := json_size(functions, param)) > limits.tool_bytes:
         raise InvalidValue(
             f"The tools have {size} bytes as JSON; the limit is {limits.tool_bytes}.", param=param
         )
@@ -183,16 +183,36 @@ def _check_parameters(schema: dict[str, Any], param: str) -> None:
         raise InvalidValue("'required' is a list of names.", param=f"{param}.required")
 
 
-def check_depth(value: Any, param: str) -> None:
-    """Refuse deeply nested values: templates and grammars read them recursively."""
+def json_size(value: Any, param: str) -> int:
+    """The bytes of a value as JSON. Fast: it comes before checks that visit each value in it."""
+    try:
+        return len(msgspec.json.encode(value))
+    except RecursionError:
+        raise _too_deep(param) from None
+
+
+def check_depth(value: Any, param: str, most: int | None = None) -> int:
+    """Refuse deeply nested values: templates and grammars read them recursively.
+
+    Returns how many values there are, or where there are more than ``most``, a number above it.
+    """
     stack = [(value, 1)]
+    count = 1
     while stack:
         inner, depth = stack.pop()
         if isinstance(inner, dict | list):
             if depth > MAX_DEPTH:
-                raise InvalidValue(f"This is nested more than {MAX_DEPTH} deep.", param=param)
+                raise _too_deep(param)
+            count += len(inner)
+            if most is not None and count > most:
+                return count
             inner = inner.values() if isinstance(inner, dict) else inner
             stack += [(one, depth + 1) for one in inner]
+    return count
+
+
+def _too_deep(param: str) -> InvalidValue:
+    return InvalidValue(f"This is nested more than {MAX_DEPTH} deep.", param=param)
 
 
 def _described(function: FunctionDefinition) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def translate(messages, *, variables=(), reasons=True, **fields):
     body = {"model": "m", "max_tokens": 9, "messages": messages} | fields
     raw = json.dumps(body).encode()
     request, slices = decode_request(raw, DECODER, len(raw), 1 << 20, 100)
-    chat = messages_to_chat(request, slices, variables.__contains__, reasons=reasons)
+    chat = messages_to_chat(request, variables.__contains__, reasons=reasons)
     return chat, slices
 
 

@@ -155,6 +155,15 @@ async def test_every_part_reaches_the_work(omni, part, kind, form, data):
     assert work.prompt[item.at] == tokens.specials[word]
 
 
+async def test_a_context_error_says_that_media_are_not_counted(omni):
+    reply = await omni.chat([TEXT, GOOD], max_tokens=1 << 30)
+    assert reply.code == "context_length_exceeded"
+    message = reply.json["error"]["message"]
+    assert re.match(r"The prompt has at least \d+ tokens, without its media, and max", message)
+    reply = await omni.chat([TEXT], max_tokens=1 << 30)
+    assert re.match(r"The prompt has \d+ tokens, and max", reply.json["error"]["message"])
+
+
 async def test_input_text_is_text(omni):
     assert (await omni.chat([{"type": "input_text", "text": "a"}])).status == 200
     assert (await omni.chat([TEXT])).status == 200

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from triptych.api.request_body import decode_request
+from triptych.api.requests import ChatRequest, GenerateRequest
 from triptych.config import Limits
 from triptych.errors import InvalidJSON, InvalidValue, PayloadTooLarge, UnsupportedParameter
 
@@ -113,3 +114,29 @@ def test_b46_half_a_surrogate_pair_beside_a_wrong_type(half, body, padding):
         read(body % half + padding)
     if not padding:  # else only the first error is reported
         assert error.value.code == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    ("struct", "fields", "words"),
+    [
+        (ChatRequest, {"max_token": 1}, "no parameter 'max_token'. Did you mean max_tokens?"),
+        (ChatRequest, {"temprature": 1}, "no parameter 'temprature'. Did you mean temperature?"),
+        (ChatRequest, {"qwertz": 1}, "'qwertz' is unknown or not supported.$"),
+        (ChatRequest, {"x" * 999: 1}, "'x{64}…' is unknown or not supported.$"),
+        (ChatRequest, {"best_of": 2}, "The parameter 'best_of' is not supported.$"),
+        (ChatRequest, {"stream_options": {"top_pp": 1}}, "'stream_options.top_pp' is unknown"),
+        (GenerateRequest, {"sampling_params": {"top_pp": 1}}, "'sampling_params.top_pp'.*top_p?"),
+        (
+            GenerateRequest,
+            {"sampling_params": {"flat_logprobs": True}},
+            "'sampling_params.flat_logprobs' is not supported.$",
+        ),
+    ],
+)
+def test_unknown_parameters_are_told_from_unsupported_ones(struct, fields, words):
+    needed = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+    if struct is GenerateRequest:
+        needed = {"token_ids": [1]}
+    raw = json.dumps(needed | fields).encode()
+    with pytest.raises(UnsupportedParameter, match=words.replace("?", "[?]")):
+        decode_request(raw, msgspec.json.Decoder(struct), len(raw), 8 << 20, 32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
 import msgspec
@@ -94,6 +95,18 @@ def test_b13_what_no_engine_should_read_is_an_invalid_schema(fields):
     with pytest.raises(InvalidSchema) as refused:
         grammar(**fields)
     assert refused.value.param == next(iter(fields))
+
+
+@pytest.mark.parametrize("form", [json.dumps, lambda schema: schema])
+def test_the_size_is_checked_before_each_value_is_visited(form):
+    with pytest.raises(InvalidSchema, match=f"the limit is {LIMIT}"):
+        grammar(guided_json=form({"a": deep(200), "b": "c" * LIMIT}))
+
+
+def test_a_schema_that_is_too_deep_for_the_encoder():
+    options = StructuredOptions(guided_json=deep(sys.getrecursionlimit()))
+    with pytest.raises(InvalidSchema, match="nested"):
+        to_grammar(options, LIMIT)
 
 
 def test_the_limits_are_the_last_that_pass():

@@ -1,14 +1,23 @@
 """Tools in requests: what is accepted, what is refused and where, and the grammar of a call."""
 
 import json
+import sys
 
 import msgspec
 import pytest
 
 from support.templates import template
+from triptych.api import requests
 from triptych.api.content import MediaPolicy
-from triptych.api.requests import ChatMessage, ChatRequest, to_turns, tool_use
-from triptych.api.tools import FunctionDefinition, ToolUse
+from triptych.api.requests import (
+    MAX_CALL_VALUES,
+    MAX_VARIABLE_BYTES,
+    ChatMessage,
+    ChatRequest,
+    to_turns,
+    tool_use,
+)
+from triptych.api.tools import FunctionDefinition, ToolUse, check_depth, json_size
 from triptych.config import Limits
 from triptych.errors import InvalidValue
 
@@ -283,7 +292,7 @@ def test_no_grammar_where_the_model_decides():
 
 def turns_of(*messages):
     typed = msgspec.convert(list(messages), list[ChatMessage])
-    return to_turns(typed, [], MediaPolicy(True, 4))
+    return to_turns(typed, {}, MediaPolicy(True, 4))
 
 
 @pytest.mark.parametrize(
@@ -312,6 +321,59 @@ def test_b53_arguments_that_are_nested_too_deep():
     with pytest.raises(InvalidValue) as error:
         turns_of({"role": "assistant", "tool_calls": [call]})
     assert error.value.param == "messages[0].tool_calls[0]"
+
+
+@pytest.mark.parametrize("form", [json.dumps, lambda arguments: arguments])
+def test_the_values_of_all_earlier_calls_are_counted(form):
+    """Each is visited several times while other requests wait."""
+
+    def turns_with(values):
+        call = {"function": {"name": "f", "arguments": form({"a": values})}}
+        return turns_of(*[{"role": "assistant", "tool_calls": [call]}] * 2)
+
+    assert len(turns_with([0] * (MAX_CALL_VALUES // 2 - 2))) == 2
+    assert len(turns_with([[]] * (MAX_CALL_VALUES // 2 - 2))) == 2
+    with pytest.raises(InvalidValue, match="more than 50000 values") as error:
+        turns_with([0] * (MAX_CALL_VALUES // 2 - 1))
+    assert error.value.param == "messages[1].tool_calls[0]"
+
+
+def test_arguments_with_many_values_are_not_decoded(monkeypatch):
+    monkeypatch.setattr(msgspec.json, "decode", None)
+    call = {"function": {"name": "f", "arguments": '{"a": [' + "[]," * MAX_CALL_VALUES + "1]}"}}
+    with pytest.raises(InvalidValue, match="more than 50000 values"):
+        turns_of({"role": "assistant", "tool_calls": [call]})
+
+
+def test_a_long_string_is_one_value():
+    code = 'f([{"a": 1}, {"b": "\\"}])\n' * MAX_CALL_VALUES
+    call = {"function": {"name": "f", "arguments": json.dumps({code: [code]})}}
+    (turn,) = turns_of({"role": "assistant", "tool_calls": [call]})
+    assert turn.details.calls[0].parsed == {code: [code]}
+
+
+def test_calls_count_though_their_arguments_are_no_object():
+    call = {"function": {"name": "f", "arguments": "[1]"}}
+    with pytest.raises(InvalidValue, match="more than 50000 values"):
+        turns_of({"role": "assistant", "tool_calls": [call] * (MAX_CALL_VALUES + 1)})
+
+
+def test_the_visit_ends_where_there_are_too_many_values():
+    assert check_depth({"a": [0] * 9, "b": deep(40)}, "x", most=1) == 3
+    with pytest.raises(InvalidValue, match="nested"):
+        check_depth({"a": [0] * 9, "b": deep(40)}, "x", most=100)
+
+
+def test_sizes_are_checked_before_each_value_is_visited():
+    large = {"a": deep(40), "b": "c" * MAX_VARIABLE_BYTES}
+    with pytest.raises(InvalidValue, match="bytes as JSON"):
+        requests._check_variables(large)
+
+
+def test_a_value_that_is_too_deep_for_the_encoder():
+    with pytest.raises(InvalidValue, match="nested") as error:
+        json_size(deep(sys.getrecursionlimit()), "x")
+    assert error.value.param == "x"
 
 
 def test_results_get_the_name_of_their_function():
