@@ -61,7 +61,17 @@ def translate(grammar: Grammar) -> str:
             )
             return LLMatcher.grammar_from_lark(f"start: {strings}")
         case "grammar":
-            return LLMatcher.grammar_from_lark(any_to_lark(grammar.text))
+            return LLMatcher.grammar_from_lark(_to_lark(grammar.text))
+
+
+def _to_lark(text: str) -> str:
+    """A grammar in Lark's syntax, or in EBNF. Raises ValueError, and RecursionError."""
+    try:
+        return any_to_lark(text)
+    except (MemoryError, RecursionError):
+        raise
+    except Exception as error:  # the library's errors are plain Exceptions, and some IndexErrors
+        raise ValueError(f"it is not valid EBNF: {error}") from error
 
 
 def _closed(text: str) -> str:

@@ -260,6 +260,25 @@ async def test_b13_hostile_grammars_are_refused_while_others_are_served(bench, e
     assert finish(await ask(bench, engine, Grammar("regex", "(a|b)+c"), max_tokens=50)) is not None
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("root ::= foo", "Rule 'foo' not found"),
+        ("root := foo", "Expected ::= at line 1"),
+        ("hello", "Expected ::= at line 1"),
+        ("root ::= [\\", "it is not valid EBNF"),
+    ],
+)
+async def test_a_wrong_ebnf_is_explained_by_a_process_that_lives_on(bench, text, why):
+    compiler = GrammarCompiler(bench.model, 5.0)
+    await compiler.matcher(Sampling(seed=1, grammar=Grammar("regex", "a+")))
+    process = compiler._checker._process
+    with pytest.raises(InvalidSchema, match=why):
+        await compiler.matcher(Sampling(seed=1, grammar=Grammar("grammar", text)))
+    assert compiler._checker._process is process
+    compiler.close()
+
+
 async def test_b13_nested_repetition_is_linear(bench, engine):
     answer = await ask(bench, engine, Grammar("regex", "(a+)+b"), seed=2)
     assert set(text(answer)) <= {"a", "b"}
