@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from triptych.checkpoint import Model
-from triptych.engines.torch.grammar_checker import GrammarChecker
+from triptych.engines.torch.grammar_checker import CompileAborted, GrammarChecker
 from triptych.errors import InvalidSchema, RequestError
 from triptych.messages import Grammar, Sampling
 from triptych.runtime.caching import LRUCache, SingleFlight
@@ -127,6 +127,8 @@ class GrammarCompiler:
             loop = asyncio.get_running_loop()
             matcher = await loop.run_in_executor(self._thread, self._build, source)
             compiled = _CompiledGrammar(matcher)
+        except CompileAborted:
+            raise
         except RequestError as error:  # cached too: a client may send it again
             compiled = _CompiledGrammar(None, error)
         self._cache.put(grammar, compiled, len(grammar.text.encode()) + 1)

@@ -28,6 +28,11 @@ MEMORY = 1 << 30  # bytes
 WAIT_SECONDS = 10.0  # for other grammars to be compiled; then 429
 
 
+class CompileAborted(InvalidSchema):
+    """The process did not finish this grammar. The machine may have been busy, or the process
+    killed: the next attempt may succeed."""
+
+
 class GrammarChecker:
     def __init__(self, model: Model, seconds: float) -> None:
         self._setup = CheckerSetup(str(model.folder), model.end_ids, MEMORY)
@@ -37,8 +42,8 @@ class GrammarChecker:
         self._turn = asyncio.Lock()
 
     async def check(self, grammar: Grammar) -> str:
-        """The grammar as llguidance takes it. Raises InvalidSchema, or UnsupportedParameter if the
-        library cannot read the tokenizer."""
+        """The grammar as llguidance takes it. Raises InvalidSchema, CompileAborted, or
+        UnsupportedParameter if the library cannot read the tokenizer."""
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 await self._turn.acquire()
@@ -59,17 +64,25 @@ class GrammarChecker:
         self._thread.shutdown(wait=False)
 
     def _check(self, grammar: Grammar) -> CheckedGrammar:
-        if self._process is None:
-            self._process = _CompilingProcess(self._setup)
         try:
-            return self._process.check(grammar, self._seconds)
+            return self._ask(grammar)
         except TimeoutError:
             why = f"it takes more than {self._seconds:g} s to compile. Simplify it."
         except (EOFError, ConnectionError):
             why = "it takes too much memory to compile. Simplify it."
         log.warning("a %s of %d bytes was refused: %s", grammar.kind, len(grammar.text), why)
         self._stop()
-        return CheckedGrammar(error=why)
+        raise CompileAborted(f"The {_name(grammar)} cannot be followed: {why}")
+
+    def _ask(self, grammar: Grammar) -> CheckedGrammar:
+        if self._process is not None:
+            try:
+                return self._process.check(grammar, self._seconds)
+            except ConnectionError:  # it died before it had read the grammar
+                log.warning("the process that compiles grammars has died; starting another")
+                self._stop()
+        self._process = _CompilingProcess(self._setup)
+        return self._process.check(grammar, self._seconds)
 
     def _stop(self) -> None:
         if self._process is not None:
@@ -105,7 +118,8 @@ class _CompilingProcess:
             )
 
     def check(self, grammar: Grammar, seconds: float) -> CheckedGrammar:
-        """Raises TimeoutError, and EOFError or ConnectionError when the process has died."""
+        """Raises TimeoutError, ConnectionError if the process died before it had read the grammar,
+        EOFError if it died later."""
         return self._ask(grammar, seconds)
 
     def _ask(self, message: msgspec.Struct, seconds: float) -> CheckedGrammar:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import Iterator
 
 import msgspec
@@ -295,6 +296,33 @@ async def test_a_grammar_does_not_wait_for_others_for_ever(bench, monkeypatch):
     with pytest.raises(InvalidSchema):
         await hostile
     await compiler.matcher(Sampling(seed=1, grammar=Grammar("regex", "a+")))
+    compiler.close()
+
+
+async def test_a_grammar_that_was_not_finished_in_time_is_tried_again(bench, monkeypatch):
+    """The machine may have been busy."""
+    compiler = GrammarCompiler(bench.model, 5.0)
+    sampling = Sampling(seed=1, grammar=Grammar("regex", "a+"))
+    await compiler.matcher(Sampling(seed=1, grammar=Grammar("regex", "b+")))
+    process = compiler._checker._process
+    assert process is not None
+    process._process.send_signal(signal.SIGSTOP)
+    with monkeypatch.context() as busy:
+        busy.setattr(compiler._checker, "_seconds", 0.05)
+        with pytest.raises(InvalidSchema, match="to compile"):
+            await compiler.matcher(sampling)
+    await compiler.matcher(sampling)
+    compiler.close()
+
+
+async def test_a_grammar_is_not_refused_since_the_process_died_before(bench):
+    compiler = GrammarCompiler(bench.model, 5.0)
+    await compiler.matcher(Sampling(seed=1, grammar=Grammar("regex", "a+")))
+    process = compiler._checker._process
+    assert process is not None
+    process._process.kill()
+    process._process.wait()
+    await compiler.matcher(Sampling(seed=1, grammar=Grammar("regex", "b+")))
     compiler.close()
 
 
