@@ -103,13 +103,17 @@ class GrammarCompiler:
         self._flights: SingleFlight[_CompiledGrammar] = SingleFlight()
         self._thread = ThreadPoolExecutor(1, "triptych-grammar")
 
-    async def matcher(self, sampling: Sampling) -> GrammarMatcher:
-        """A matcher at the start of the sampling's grammar. Raises InvalidSchema."""
+    async def matcher(self, sampling: Sampling, salt: str = "") -> GrammarMatcher:
+        """A matcher at the start of the sampling's grammar. ``salt``: of the work, it names the
+        tenant. Raises InvalidSchema."""
         grammar = sampling.grammar
         assert grammar is not None
         compiled = self._cache.get(grammar)
         if compiled is None:
-            compiled = await self._flights.join(grammar, lambda: self._compile(grammar))
+            tenant = salt.partition("\n")[0]  # the client chooses the rest of the salt
+            compiled = await self._flights.join(
+                (tenant, grammar), lambda: self._compile(grammar, tenant)
+            )
         if compiled.matcher is None:
             assert compiled.error is not None
             raise type(compiled.error)(compiled.error.message)
@@ -121,9 +125,9 @@ class GrammarCompiler:
             ignore_eos=sampling.ignore_eos,
         )
 
-    async def _compile(self, grammar: Grammar) -> _CompiledGrammar:
+    async def _compile(self, grammar: Grammar, tenant: str) -> _CompiledGrammar:
         try:
-            source = await self._checker.check(grammar)
+            source = await self._checker.check(grammar, tenant)
             loop = asyncio.get_running_loop()
             matcher = await loop.run_in_executor(self._thread, self._build, source)
             compiled = _CompiledGrammar(matcher)

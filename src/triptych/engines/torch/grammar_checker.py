@@ -1,7 +1,7 @@
 """Compiles grammars of clients in a process that is killed when one takes too long or too much.
 
-One process at a time, started by the first grammar and replaced after it was killed; grammars wait
-for each other. Talks to ``grammar_process``.
+One process at a time, started by the first grammar and replaced after it was killed. Grammars wait
+for each other; tenants take turns. Talks to ``grammar_process``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from triptych.engines.torch.grammar_messages import CheckedGrammar, CheckerSetup
 from triptych.errors import InvalidSchema, Overloaded, ServiceError, UnsupportedParameter
 from triptych.media.lockdown import spawn_clean
 from triptych.messages import Grammar
+from triptych.runtime.concurrency import FairSemaphore
 
 log = logging.getLogger(__name__)
 
@@ -39,21 +40,21 @@ class GrammarChecker:
         self._seconds = seconds
         self._thread = ThreadPoolExecutor(1, "triptych-checker")
         self._process: _CompilingProcess | None = None
-        self._turn = asyncio.Lock()
+        self._turns = FairSemaphore(1)
 
-    async def check(self, grammar: Grammar) -> str:
+    async def check(self, grammar: Grammar, tenant: str) -> str:
         """The grammar as llguidance takes it. Raises InvalidSchema, CompileAborted, or
         UnsupportedParameter if the library cannot read the tokenizer."""
         try:
             async with asyncio.timeout(WAIT_SECONDS):
-                await self._turn.acquire()
+                await self._turns.acquire(tenant)
         except TimeoutError:
             raise Overloaded("Other grammars are being compiled for too long. Try again.") from None
-        try:
-            loop = asyncio.get_running_loop()
-            checked = await loop.run_in_executor(self._thread, self._check, grammar)
-        finally:
-            self._turn.release()
+        loop = asyncio.get_running_loop()
+        checking = loop.run_in_executor(self._thread, self._check, grammar)
+        # The thread goes on for a caller who leaves, and so does its turn.
+        checking.add_done_callback(lambda _: self._turns.release(tenant))
+        checked = await asyncio.shield(checking)
         if checked.error:
             raise InvalidSchema(f"The {_name(grammar)} cannot be followed: {checked.error}")
         return checked.source

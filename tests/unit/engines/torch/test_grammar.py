@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
+import threading
 from collections.abc import Iterator
 
 import msgspec
@@ -17,6 +19,8 @@ from triptych.checkpoint import packaged_folder
 from triptych.engines.torch import grammar_checker, grammar_process
 from triptych.engines.torch.engine import TorchEngine
 from triptych.engines.torch.grammar import CACHED_GRAMMARS, GrammarCompiler
+from triptych.engines.torch.grammar_checker import GrammarChecker
+from triptych.engines.torch.grammar_messages import CheckedGrammar
 from triptych.errors import InvalidSchema, Overloaded
 from triptych.messages import Grammar, Sampling
 
@@ -307,6 +311,7 @@ async def test_a_grammar_that_was_not_finished_in_time_is_tried_again(bench, mon
     process = compiler._checker._process
     assert process is not None
     process._process.send_signal(signal.SIGSTOP)
+    await asyncio.to_thread(os.waitpid, process._process.pid, os.WUNTRACED)  # until it has
     with monkeypatch.context() as busy:
         busy.setattr(compiler._checker, "_seconds", 0.05)
         with pytest.raises(InvalidSchema, match="to compile"):
@@ -324,6 +329,50 @@ async def test_a_grammar_is_not_refused_since_the_process_died_before(bench):
     process._process.wait()
     await compiler.matcher(Sampling(seed=1, grammar=Grammar("regex", "b+")))
     compiler.close()
+
+
+async def test_tenants_take_turns_whatever_salts_they_choose(bench, monkeypatch):
+    compiler = GrammarCompiler(bench.model, 5.0)
+    order: list[str] = []
+    waited = threading.Event()
+
+    def check(grammar: Grammar) -> CheckedGrammar:
+        waited.wait(10)
+        order.append(grammar.text)
+        return CheckedGrammar(error="no")
+
+    monkeypatch.setattr(compiler._checker, "_check", check)
+
+    async def ask_for(tenant: str, number: int) -> None:
+        grammar = Grammar("regex", f"{tenant}{number}")
+        with pytest.raises(InvalidSchema):
+            await compiler.matcher(Sampling(seed=1, grammar=grammar), f"{tenant}\n{number}")
+
+    asked = [asyncio.create_task(ask_for("a", number)) for number in range(4)]
+    asked += [asyncio.create_task(ask_for("b", 0))]
+    await asyncio.sleep(0)
+    while compiler._checker._turns.waiting < 4:
+        await asyncio.sleep(0)
+    waited.set()
+    await asyncio.gather(*asked)
+    assert order == ["a0", "a1", "b0", "a2", "a3"]
+    compiler.close()
+
+
+async def test_who_leaves_keeps_the_turn_until_the_grammar_is_compiled(bench, monkeypatch):
+    checker = GrammarChecker(bench.model, 5.0)
+    waited = threading.Event()
+    monkeypatch.setattr(checker, "_check", lambda grammar: waited.wait(10) and CheckedGrammar("x"))
+    leaving = asyncio.create_task(checker.check(Grammar("regex", "a"), ""))
+    while not checker._turns.in_use:
+        await asyncio.sleep(0)
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    assert checker._turns.in_use == 1
+    waited.set()
+    assert await checker.check(Grammar("regex", "b"), "") == "x"
+    checker.close()
 
 
 async def test_a_grammar_is_compiled_once(bench, monkeypatch):
