@@ -129,7 +129,7 @@ class GrammarCompiler:
         try:
             source = await self._checker.check(grammar, tenant)
             loop = asyncio.get_running_loop()
-            matcher = await loop.run_in_executor(self._thread, self._build, source)
+            matcher = await loop.run_in_executor(self._thread, self._build, source, grammar.kind)
             compiled = _CompiledGrammar(matcher)
         except CompileAborted:
             raise
@@ -138,12 +138,12 @@ class GrammarCompiler:
         self._cache.put(grammar, compiled, len(grammar.text.encode()) + 1)
         return compiled
 
-    def _build(self, source: str) -> LLMatcher:
+    def _build(self, source: str, kind: str) -> LLMatcher:
         from triptych.engines.torch.grammar_process import build_matcher, load_tokenizer
 
         if self._tokenizer is None:
             self._tokenizer = load_tokenizer(str(self._model.folder), self._model.end_ids)
-        matcher = build_matcher(self._tokenizer, source)
+        matcher = build_matcher(self._tokenizer, source, kind)
         if matcher.is_error():
             raise InvalidSchema(matcher.get_error())
         return matcher

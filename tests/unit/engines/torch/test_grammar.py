@@ -289,6 +289,30 @@ async def test_b13_nested_repetition_is_linear(bench, engine):
     assert set(text(answer)) <= {"a", "b"}
 
 
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar("grammar", "start: " + " | ".join(f'"word{i}"' for i in range(400))),
+        of_schema({"type": "object", "properties": {f"p{i}": {} for i in range(200)}}),
+    ],
+    ids=["alternatives", "optional properties"],
+)
+async def test_large_grammars_that_are_clear_are_taken(bench, grammar):
+    compiler = GrammarCompiler(bench.model, 5.0)
+    await compiler.matcher(Sampling(seed=1, grammar=grammar))
+    compiler.close()
+
+
+async def test_an_ambiguous_grammar_fails_before_others_wait_long_for_its_masks(bench):
+    """The time for each mask grows with the cube of the tokens."""
+    compiler = GrammarCompiler(bench.model, 5.0)
+    ambiguous = Grammar("grammar", 'start: s\ns: s s s s | "a" s "a" | "a" | ""')
+    matcher = await compiler.matcher(Sampling(seed=1, grammar=ambiguous))
+    matcher.prepare([TOKENIZER.token_to_id("a")] * 120)
+    assert "The grammar cannot be followed" in matcher.error
+    compiler.close()
+
+
 async def test_a_grammar_does_not_wait_for_others_for_ever(bench, monkeypatch):
     monkeypatch.setattr(grammar_checker, "WAIT_SECONDS", 0.05)
     compiler = GrammarCompiler(bench.model, 1.0)
@@ -379,7 +403,7 @@ async def test_a_grammar_is_compiled_once(bench, monkeypatch):
     compiler = GrammarCompiler(bench.model, 5.0)
     built: list[str] = []
     build = compiler._build
-    monkeypatch.setattr(compiler, "_build", lambda source: built.append(source) or build(source))
+    monkeypatch.setattr(compiler, "_build", lambda *given: built.append(given[0]) or build(*given))
     sampling = Sampling(seed=1, grammar=Grammar("regex", "a+"))
     await asyncio.gather(*(compiler.matcher(sampling) for _ in range(8)))
     await compiler.matcher(sampling)
