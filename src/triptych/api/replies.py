@@ -143,6 +143,7 @@ class ReplyParsing(Struct, frozen=True):
             starts_in_reasoning=starts_in_reasoning(self.reasoning_parser, end),
             functions=None if tools is None else tools.known,
             named=None if tools is None else tools.named,
+            held=tools is not None and tools.required,
         )
         assert parser is not None, "there is a parser of one of both"
         limit = None

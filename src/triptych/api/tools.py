@@ -75,7 +75,7 @@ class ToolUse(Struct, frozen=True):
     def grammar(self) -> Grammar | None:
         """What the output must be where the client demands a call; None: any text."""
         if self.named:
-            (schema,) = (_schema(f) for f in self.functions if f.name == self.named)
+            (schema,) = (_arguments_schema(f) for f in self.functions if f.name == self.named)
         elif self.required:
             schema = _calls_schema(self.functions, self.parallel)
         else:
@@ -228,6 +228,11 @@ def _schema(function: FunctionDefinition) -> dict[str, Any]:
     return function.parameters or {"type": "object", "properties": {}}
 
 
+def _arguments_schema(function: FunctionDefinition) -> dict[str, Any]:
+    """Of a grammar: a schema without a type would permit true or null, which are no arguments."""
+    return {"type": "object"} | _schema(function)
+
+
 def _calls_schema(functions: Sequence[FunctionDefinition], parallel: bool) -> dict[str, Any]:
     """A list of calls. Each function's schema stands among the definitions, where its own
     references can point to."""
@@ -248,7 +253,7 @@ def _calls_schema(functions: Sequence[FunctionDefinition], parallel: bool) -> di
         "minItems": 1,
         "items": calls[0] if len(calls) == 1 else {"anyOf": calls},
         "$defs": {
-            str(i): _moved(_schema(function), f"#/$defs/{i}")
+            str(i): _moved(_arguments_schema(function), f"#/$defs/{i}")
             for i, function in enumerate(functions)
         },
     }

@@ -15,8 +15,20 @@ class PlainParser(ToolReader):
             yield from read_calls(self)
         else:
             yield from read_call(self)
+        yield from self._read_after()
+
+    def _read_after(self) -> Reading[None]:
         self.reject()
         yield from self.read_rest()
+
+
+class HeldParser(PlainParser):
+    """A grammar holds the output: where it ends before a call, what it has of the call's syntax is
+    no content."""
+
+    def _read_after(self) -> Reading[None]:
+        if not self._ended:
+            yield from super()._read_after()
 
 
 class ArgumentsParser(ToolReader):
@@ -31,5 +43,7 @@ class ArgumentsParser(ToolReader):
             self.begin(self._function)
             yield from copy_object(self)
             self.end()
+        elif self._ended:  # before the arguments
+            return
         self.reject()
         yield from self.read_rest()

@@ -8,7 +8,7 @@ from triptych.parsers.glm import GLMParser
 from triptych.parsers.hermes import HermesParser
 from triptych.parsers.llama import LlamaParser
 from triptych.parsers.mistral import MistralParser
-from triptych.parsers.plain_json import ArgumentsParser, PlainParser
+from triptych.parsers.plain_json import ArgumentsParser, HeldParser, PlainParser
 from triptych.parsers.pythonic import PythonicParser
 from triptych.parsers.qwen_coder import QwenCoderParser
 from triptych.parsers.reader import ToolReader
@@ -75,15 +75,19 @@ def make_parser(
     starts_in_reasoning: bool = False,
     functions: KnownFunctions | None = None,
     named: str | None = None,
+    held: bool = False,
 ) -> OutputParser | None:
     """A parser for one output. None if there is nothing to look for.
 
     A call of a function that is not among ``functions`` is content (None: any name is a function).
     ``named``: after the reasoning, the output is the arguments of this function, whatever ``tool``.
+    ``held``: a grammar makes the output a list of calls, whatever ``tool``.
     """
     calls: ToolReader | None = None
     if named:
         calls = ArgumentsParser(named)
+    elif held:
+        calls = HeldParser(functions)
     elif tool:
         calls = TOOL_PARSERS[tool](functions)
     if reasoning:

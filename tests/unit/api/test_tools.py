@@ -268,6 +268,16 @@ def test_a_required_call_is_held_by_a_list_of_calls():
     assert one["items"]["properties"]["parameters"] == {"$ref": "#/$defs/0"}
 
 
+def test_arguments_are_an_object_though_their_schema_has_no_type():
+    """Without a type, true and null would follow the schema too."""
+    parameters = {"properties": {"city": {"type": "string"}}}
+    function = FunctionDefinition("weather", None, parameters)
+    held = {"type": "object"} | parameters
+    assert schema_of(ToolUse((function,), named="weather")) == held
+    assert schema_of(ToolUse((function,), required=True))["$defs"]["0"] == held
+    assert ToolUse((function,)).rendered()[0]["function"]["parameters"] == parameters
+
+
 def test_references_in_schemas_still_hold_in_a_list_of_calls():
     tree = {
         "type": "object",

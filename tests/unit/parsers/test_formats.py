@@ -310,6 +310,23 @@ def test_plain(text, content, calls):
     check("json", text, text if content is None else content, calls)
 
 
+HELD = ' [{"name": "now", "parameters": {}}, {"name": "click", "parameters": {"x": 1}}]'
+
+
+@pytest.mark.parametrize("size", range(len(HELD)))
+def test_held_calls_that_are_cut_are_no_content(size):
+    """Whatever the number of tokens: the syntax of the grammar is not for readers."""
+    content, _, calls = parse(make_parser("json", None, held=True), HELD[:size])
+    assert content == ""
+    assert [name for name, _ in calls] == ["now", "click"][: len(calls)]
+    assert len(calls) == (size > HELD.index("{}")) + (size > HELD.index('{"x"'))
+
+
+def test_held_output_of_an_engine_that_follows_no_grammar_is_content():
+    for text in ("Yes.", '[{"name": "now", 5'):
+        assert parse(make_parser("json", None, held=True), text) == (text, "", [])
+
+
 @pytest.mark.parametrize("text", ["5", "", ' "a"', "[1]"])
 def test_a_named_function_without_an_object_is_content(text):
     assert parse(make_parser("json", None, named="now"), text) == (text, "", [])

@@ -155,7 +155,7 @@ class TorchEngine:
         work = generation.work
         matcher = None
         if work.sampling.grammar is not None:
-            matcher = await self._grammars.matcher(work.sampling)
+            matcher = await self._grammars.matcher(work.sampling, work.salt)
         arguments = (generation, emit, done, task, self._lay_out, self._limits, matcher)
         length = (
             len(work.prompt) + len(work.generated) + sum(m.meta.tokens for m in generation.media)

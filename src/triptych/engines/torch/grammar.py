@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from triptych.checkpoint import Model
-from triptych.engines.torch.grammar_checker import GrammarChecker
+from triptych.engines.torch.grammar_checker import CompileAborted, GrammarChecker
 from triptych.errors import InvalidSchema, RequestError
 from triptych.messages import Grammar, Sampling
 from triptych.runtime.caching import LRUCache, SingleFlight
@@ -103,13 +103,17 @@ class GrammarCompiler:
         self._flights: SingleFlight[_CompiledGrammar] = SingleFlight()
         self._thread = ThreadPoolExecutor(1, "triptych-grammar")
 
-    async def matcher(self, sampling: Sampling) -> GrammarMatcher:
-        """A matcher at the start of the sampling's grammar. Raises InvalidSchema."""
+    async def matcher(self, sampling: Sampling, salt: str = "") -> GrammarMatcher:
+        """A matcher at the start of the sampling's grammar. ``salt``: of the work, it names the
+        tenant. Raises InvalidSchema."""
         grammar = sampling.grammar
         assert grammar is not None
         compiled = self._cache.get(grammar)
         if compiled is None:
-            compiled = await self._flights.join(grammar, lambda: self._compile(grammar))
+            tenant = salt.partition("\n")[0]  # the client chooses the rest of the salt
+            compiled = await self._flights.join(
+                (tenant, grammar), lambda: self._compile(grammar, tenant)
+            )
         if compiled.matcher is None:
             assert compiled.error is not None
             raise type(compiled.error)(compiled.error.message)
@@ -121,23 +125,25 @@ class GrammarCompiler:
             ignore_eos=sampling.ignore_eos,
         )
 
-    async def _compile(self, grammar: Grammar) -> _CompiledGrammar:
+    async def _compile(self, grammar: Grammar, tenant: str) -> _CompiledGrammar:
         try:
-            source = await self._checker.check(grammar)
+            source = await self._checker.check(grammar, tenant)
             loop = asyncio.get_running_loop()
-            matcher = await loop.run_in_executor(self._thread, self._build, source)
+            matcher = await loop.run_in_executor(self._thread, self._build, source, grammar.kind)
             compiled = _CompiledGrammar(matcher)
+        except CompileAborted:
+            raise
         except RequestError as error:  # cached too: a client may send it again
             compiled = _CompiledGrammar(None, error)
         self._cache.put(grammar, compiled, len(grammar.text.encode()) + 1)
         return compiled
 
-    def _build(self, source: str) -> LLMatcher:
+    def _build(self, source: str, kind: str) -> LLMatcher:
         from triptych.engines.torch.grammar_process import build_matcher, load_tokenizer
 
         if self._tokenizer is None:
             self._tokenizer = load_tokenizer(str(self._model.folder), self._model.end_ids)
-        matcher = build_matcher(self._tokenizer, source)
+        matcher = build_matcher(self._tokenizer, source, kind)
         if matcher.is_error():
             raise InvalidSchema(matcher.get_error())
         return matcher

@@ -1,7 +1,7 @@
 """Compiles grammars of clients in a process that is killed when one takes too long or too much.
 
-One process at a time, started by the first grammar and replaced after it was killed; grammars wait
-for each other. Talks to ``grammar_process``.
+One process at a time, started by the first grammar and replaced after it was killed. Grammars wait
+for each other; tenants take turns. Talks to ``grammar_process``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from triptych.engines.torch.grammar_messages import CheckedGrammar, CheckerSetup
 from triptych.errors import InvalidSchema, Overloaded, ServiceError, UnsupportedParameter
 from triptych.media.lockdown import spawn_clean
 from triptych.messages import Grammar
+from triptych.runtime.concurrency import FairSemaphore
 
 log = logging.getLogger(__name__)
 
@@ -28,27 +29,32 @@ MEMORY = 1 << 30  # bytes
 WAIT_SECONDS = 10.0  # for other grammars to be compiled; then 429
 
 
+class CompileAborted(InvalidSchema):
+    """The process did not finish this grammar. The machine may have been busy, or the process
+    killed: the next attempt may succeed."""
+
+
 class GrammarChecker:
     def __init__(self, model: Model, seconds: float) -> None:
         self._setup = CheckerSetup(str(model.folder), model.end_ids, MEMORY)
         self._seconds = seconds
         self._thread = ThreadPoolExecutor(1, "triptych-checker")
         self._process: _CompilingProcess | None = None
-        self._turn = asyncio.Lock()
+        self._turns = FairSemaphore(1)
 
-    async def check(self, grammar: Grammar) -> str:
-        """The grammar as llguidance takes it. Raises InvalidSchema, or UnsupportedParameter if the
-        library cannot read the tokenizer."""
+    async def check(self, grammar: Grammar, tenant: str) -> str:
+        """The grammar as llguidance takes it. Raises InvalidSchema, CompileAborted, or
+        UnsupportedParameter if the library cannot read the tokenizer."""
         try:
             async with asyncio.timeout(WAIT_SECONDS):
-                await self._turn.acquire()
+                await self._turns.acquire(tenant)
         except TimeoutError:
             raise Overloaded("Other grammars are being compiled for too long. Try again.") from None
-        try:
-            loop = asyncio.get_running_loop()
-            checked = await loop.run_in_executor(self._thread, self._check, grammar)
-        finally:
-            self._turn.release()
+        loop = asyncio.get_running_loop()
+        checking = loop.run_in_executor(self._thread, self._check, grammar)
+        # The thread goes on for a caller who leaves, and so does its turn.
+        checking.add_done_callback(lambda _: self._turns.release(tenant))
+        checked = await asyncio.shield(checking)
         if checked.error:
             raise InvalidSchema(f"The {_name(grammar)} cannot be followed: {checked.error}")
         return checked.source
@@ -59,17 +65,25 @@ class GrammarChecker:
         self._thread.shutdown(wait=False)
 
     def _check(self, grammar: Grammar) -> CheckedGrammar:
-        if self._process is None:
-            self._process = _CompilingProcess(self._setup)
         try:
-            return self._process.check(grammar, self._seconds)
+            return self._ask(grammar)
         except TimeoutError:
             why = f"it takes more than {self._seconds:g} s to compile. Simplify it."
         except (EOFError, ConnectionError):
             why = "it takes too much memory to compile. Simplify it."
         log.warning("a %s of %d bytes was refused: %s", grammar.kind, len(grammar.text), why)
         self._stop()
-        return CheckedGrammar(error=why)
+        raise CompileAborted(f"The {_name(grammar)} cannot be followed: {why}")
+
+    def _ask(self, grammar: Grammar) -> CheckedGrammar:
+        if self._process is not None:
+            try:
+                return self._process.check(grammar, self._seconds)
+            except ConnectionError:  # it died before it had read the grammar
+                log.warning("the process that compiles grammars has died; starting another")
+                self._stop()
+        self._process = _CompilingProcess(self._setup)
+        return self._process.check(grammar, self._seconds)
 
     def _stop(self) -> None:
         if self._process is not None:
@@ -105,7 +119,8 @@ class _CompilingProcess:
             )
 
     def check(self, grammar: Grammar, seconds: float) -> CheckedGrammar:
-        """Raises TimeoutError, and EOFError or ConnectionError when the process has died."""
+        """Raises TimeoutError, ConnectionError if the process died before it had read the grammar,
+        EOFError if it died later."""
         return self._ask(grammar, seconds)
 
     def _ask(self, message: msgspec.Struct, seconds: float) -> CheckedGrammar:

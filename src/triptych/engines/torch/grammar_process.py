@@ -27,8 +27,15 @@ MAX_ERROR = 300  # characters
 # Between the tokens of JSON: at most one space. A model that is not sure what follows would write
 # white space until max_tokens.
 WHITESPACE = " ?"
-LIMITS = LLParserLimits(
-    max_lexer_states=50_000,  # of some 2 kB each: the default would let one grammar fill 500 MB
+MAX_LEXER_STATES = 50_000  # of some 2 kB each: the default would let one grammar fill 500 MB
+LIMITS = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+# Of EBNF and Lark, which can be ambiguous. The time for a token then grows with the cube of the
+# items in a row, and all sequences of the step wait: with the default, 2,000, for some 90 ms; with
+# 500 for 2 to 9 ms. A JSON schema needs more items (four for an optional property), and less time.
+GRAMMAR_LIMITS = LLParserLimits(
+    max_lexer_states=MAX_LEXER_STATES,
+    max_items_in_row=500,
+    step_max_items=25_000,
     verbose_errors=False,
 )
 
@@ -39,9 +46,10 @@ def load_tokenizer(folder: str, end_ids: tuple[int, ...]) -> LLTokenizer:
     return LLTokenizer(text, eos_token=list(end_ids) or None)
 
 
-def build_matcher(tokenizer: LLTokenizer, source: str) -> LLMatcher:
+def build_matcher(tokenizer: LLTokenizer, source: str, kind: str) -> LLMatcher:
     """A matcher at the start of the grammar, or one that ``is_error``. Releases the GIL."""
-    return LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
+    limits = GRAMMAR_LIMITS if kind == "grammar" else LIMITS
+    return LLMatcher(tokenizer, source, log_level=0, limits=limits)
 
 
 def translate(grammar: Grammar) -> str:
@@ -61,7 +69,17 @@ def translate(grammar: Grammar) -> str:
             )
             return LLMatcher.grammar_from_lark(f"start: {strings}")
         case "grammar":
-            return LLMatcher.grammar_from_lark(any_to_lark(grammar.text))
+            return LLMatcher.grammar_from_lark(_to_lark(grammar.text))
+
+
+def _to_lark(text: str) -> str:
+    """A grammar in Lark's syntax, or in EBNF. Raises ValueError, and RecursionError."""
+    try:
+        return any_to_lark(text)
+    except (MemoryError, RecursionError):
+        raise
+    except Exception as error:  # the library's errors are plain Exceptions, and some IndexErrors
+        raise ValueError(f"it is not valid EBNF: {error}") from error
 
 
 def _closed(text: str) -> str:
@@ -117,7 +135,7 @@ def check_grammar(tokenizer: LLTokenizer, grammar: Grammar) -> CheckedGrammar:
         source = translate(grammar)
     except (ValueError, RecursionError) as error:
         return CheckedGrammar(error=_short(str(error)))
-    matcher = build_matcher(tokenizer, source)
+    matcher = build_matcher(tokenizer, source, grammar.kind)
     if not matcher.is_error():
         matcher.compute_bitmask()
     if matcher.is_error():

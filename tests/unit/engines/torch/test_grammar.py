@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import threading
 from collections.abc import Iterator
 
 import msgspec
@@ -16,6 +19,8 @@ from triptych.checkpoint import packaged_folder
 from triptych.engines.torch import grammar_checker, grammar_process
 from triptych.engines.torch.engine import TorchEngine
 from triptych.engines.torch.grammar import CACHED_GRAMMARS, GrammarCompiler
+from triptych.engines.torch.grammar_checker import GrammarChecker
+from triptych.engines.torch.grammar_messages import CheckedGrammar
 from triptych.errors import InvalidSchema, Overloaded
 from triptych.messages import Grammar, Sampling
 
@@ -260,9 +265,52 @@ async def test_b13_hostile_grammars_are_refused_while_others_are_served(bench, e
     assert finish(await ask(bench, engine, Grammar("regex", "(a|b)+c"), max_tokens=50)) is not None
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("root ::= foo", "Rule 'foo' not found"),
+        ("root := foo", "Expected ::= at line 1"),
+        ("hello", "Expected ::= at line 1"),
+        ("root ::= [\\", "it is not valid EBNF"),
+    ],
+)
+async def test_a_wrong_ebnf_is_explained_by_a_process_that_lives_on(bench, text, why):
+    compiler = GrammarCompiler(bench.model, 5.0)
+    await compiler.matcher(Sampling(seed=1, grammar=Grammar("regex", "a+")))
+    process = compiler._checker._process
+    with pytest.raises(InvalidSchema, match=why):
+        await compiler.matcher(Sampling(seed=1, grammar=Grammar("grammar", text)))
+    assert compiler._checker._process is process
+    compiler.close()
+
+
 async def test_b13_nested_repetition_is_linear(bench, engine):
     answer = await ask(bench, engine, Grammar("regex", "(a+)+b"), seed=2)
     assert set(text(answer)) <= {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar("grammar", "start: " + " | ".join(f'"word{i}"' for i in range(400))),
+        of_schema({"type": "object", "properties": {f"p{i}": {} for i in range(200)}}),
+    ],
+    ids=["alternatives", "optional properties"],
+)
+async def test_large_grammars_that_are_clear_are_taken(bench, grammar):
+    compiler = GrammarCompiler(bench.model, 5.0)
+    await compiler.matcher(Sampling(seed=1, grammar=grammar))
+    compiler.close()
+
+
+async def test_an_ambiguous_grammar_fails_before_others_wait_long_for_its_masks(bench):
+    """The time for each mask grows with the cube of the tokens."""
+    compiler = GrammarCompiler(bench.model, 5.0)
+    ambiguous = Grammar("grammar", 'start: s\ns: s s s s | "a" s "a" | "a" | ""')
+    matcher = await compiler.matcher(Sampling(seed=1, grammar=ambiguous))
+    matcher.prepare([TOKENIZER.token_to_id("a")] * 120)
+    assert "The grammar cannot be followed" in matcher.error
+    compiler.close()
 
 
 async def test_a_grammar_does_not_wait_for_others_for_ever(bench, monkeypatch):
@@ -279,11 +327,83 @@ async def test_a_grammar_does_not_wait_for_others_for_ever(bench, monkeypatch):
     compiler.close()
 
 
+async def test_a_grammar_that_was_not_finished_in_time_is_tried_again(bench, monkeypatch):
+    """The machine may have been busy."""
+    compiler = GrammarCompiler(bench.model, 5.0)
+    sampling = Sampling(seed=1, grammar=Grammar("regex", "a+"))
+    await compiler.matcher(Sampling(seed=1, grammar=Grammar("regex", "b+")))
+    process = compiler._checker._process
+    assert process is not None
+    process._process.send_signal(signal.SIGSTOP)
+    await asyncio.to_thread(os.waitpid, process._process.pid, os.WUNTRACED)  # until it has
+    with monkeypatch.context() as busy:
+        busy.setattr(compiler._checker, "_seconds", 0.05)
+        with pytest.raises(InvalidSchema, match="to compile"):
+            await compiler.matcher(sampling)
+    await compiler.matcher(sampling)
+    compiler.close()
+
+
+async def test_a_grammar_is_not_refused_since_the_process_died_before(bench):
+    compiler = GrammarCompiler(bench.model, 5.0)
+    await compiler.matcher(Sampling(seed=1, grammar=Grammar("regex", "a+")))
+    process = compiler._checker._process
+    assert process is not None
+    process._process.kill()
+    process._process.wait()
+    await compiler.matcher(Sampling(seed=1, grammar=Grammar("regex", "b+")))
+    compiler.close()
+
+
+async def test_tenants_take_turns_whatever_salts_they_choose(bench, monkeypatch):
+    compiler = GrammarCompiler(bench.model, 5.0)
+    order: list[str] = []
+    waited = threading.Event()
+
+    def check(grammar: Grammar) -> CheckedGrammar:
+        waited.wait(10)
+        order.append(grammar.text)
+        return CheckedGrammar(error="no")
+
+    monkeypatch.setattr(compiler._checker, "_check", check)
+
+    async def ask_for(tenant: str, number: int) -> None:
+        grammar = Grammar("regex", f"{tenant}{number}")
+        with pytest.raises(InvalidSchema):
+            await compiler.matcher(Sampling(seed=1, grammar=grammar), f"{tenant}\n{number}")
+
+    asked = [asyncio.create_task(ask_for("a", number)) for number in range(4)]
+    asked += [asyncio.create_task(ask_for("b", 0))]
+    await asyncio.sleep(0)
+    while compiler._checker._turns.waiting < 4:
+        await asyncio.sleep(0)
+    waited.set()
+    await asyncio.gather(*asked)
+    assert order == ["a0", "a1", "b0", "a2", "a3"]
+    compiler.close()
+
+
+async def test_who_leaves_keeps_the_turn_until_the_grammar_is_compiled(bench, monkeypatch):
+    checker = GrammarChecker(bench.model, 5.0)
+    waited = threading.Event()
+    monkeypatch.setattr(checker, "_check", lambda grammar: waited.wait(10) and CheckedGrammar("x"))
+    leaving = asyncio.create_task(checker.check(Grammar("regex", "a"), ""))
+    while not checker._turns.in_use:
+        await asyncio.sleep(0)
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    assert checker._turns.in_use == 1
+    waited.set()
+    assert await checker.check(Grammar("regex", "b"), "") == "x"
+    checker.close()
+
+
 async def test_a_grammar_is_compiled_once(bench, monkeypatch):
     compiler = GrammarCompiler(bench.model, 5.0)
     built: list[str] = []
     build = compiler._build
-    monkeypatch.setattr(compiler, "_build", lambda source: built.append(source) or build(source))
+    monkeypatch.setattr(compiler, "_build", lambda *given: built.append(given[0]) or build(*given))
     sampling = Sampling(seed=1, grammar=Grammar("regex", "a+"))
     await asyncio.gather(*(compiler.matcher(sampling) for _ in range(8)))
     await compiler.matcher(sampling)
