@@ -3,7 +3,7 @@
 import contextlib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.forms import form
@@ -19,6 +19,7 @@ def parse(fields, boundary="xYz"):
     return parse_form(headers["Content-Type"].encode(), bytearray(body), len(body))
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(names, st.binary(max_size=40) | st.text("abcé\r\n", max_size=20)), max_size=6
@@ -41,6 +42,7 @@ def test_a_file_is_found_in_steps_of_any_size(monkeypatch, step):
     assert bytes(parse([("file", data)])[0].data) == data
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300), st.binary(max_size=80))
 def test_b55_bytes_that_are_no_form_are_refused(body, kind):
     for given_type in (kind, b"multipart/form-data; boundary=x"):
@@ -48,6 +50,7 @@ def test_b55_bytes_that_are_no_form_are_refused(body, kind):
             parse_form(given_type, bytearray(body), len(body))
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_b55_a_damaged_form_is_refused_or_read(data):
     """Never another error."""
