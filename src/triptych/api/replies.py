@@ -322,6 +322,7 @@ class ReplyReader:
             "".join([piece.reasoning for piece in pieces]),
             tuple(calls.values()),
             self._called,
+            bool(self.stop_string) and any(piece.cut for piece in pieces),
         )
 
 

@@ -385,6 +385,12 @@ class ReplyParts(Struct, frozen=True):
     reasoning: str = ""
     calls: tuple[ReplyCall, ...] = ()
     called: bool = False  # there is a call, in this piece or before it
+    cut: bool = False  # a stop string stood inside of the last call
+
+    @property
+    def calls_functions(self) -> bool:
+        """Whether the client is to run the calls, if the output did not end by its length."""
+        return self.called and not self.cut
 
 
 class ChoiceOutput(Struct, frozen=True):
@@ -514,7 +520,7 @@ class ChatFormat:
         return ChatChunkChoice(index, delta, logprobs, given, output.ids)
 
     def _finish(self, finish: FinishReason, reply: ReplyParts) -> ChatFinish:
-        return "tool_calls" if finish == "stop" and reply.called else finish
+        return "tool_calls" if finish == "stop" and reply.calls_functions else finish
 
     def _calls(
         self, reply: ReplyParts
@@ -565,7 +571,7 @@ class FunctionChatFormat(ChatFormat):
     """For requests with ``functions``, the older form of tools: one call, without an id."""
 
     def _finish(self, finish: FinishReason, reply: ReplyParts) -> ChatFinish:
-        return "function_call" if finish == "stop" and reply.called else finish
+        return "function_call" if finish == "stop" and reply.calls_functions else finish
 
     def _calls(
         self, reply: ReplyParts

@@ -26,6 +26,7 @@ class ParsedOutput(Struct, frozen=True):
     content: str = ""
     reasoning: str = ""
     calls: tuple[ToolCallDelta, ...] = ()
+    cut: bool = False  # the output ended inside of a call
 
 
 NOTHING = ParsedOutput()

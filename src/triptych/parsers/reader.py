@@ -87,10 +87,16 @@ class ToolReader(ABC):
 
     def finish(self) -> ParsedOutput:
         self._ended = True
+        opened = self._open
         next(self._reading, None)
         if not self._count:
             self._content += self._space
-        return self._collect()
+        parsed = self._collect()
+        # A part of the closing marker ends the arguments too, in some formats.
+        whole = bool(parsed.calls) and parsed.calls[-1].arguments == "}"
+        if opened and not whole:
+            return ParsedOutput(parsed.content, parsed.reasoning, parsed.calls, cut=True)
+        return parsed
 
     def _collect(self) -> ParsedOutput:
         self._flush()

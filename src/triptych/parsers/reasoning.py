@@ -120,4 +120,5 @@ def join(*parts: ParsedOutput) -> ParsedOutput:
         "".join(part.content for part in parts),
         "".join(part.reasoning for part in parts),
         tuple(call for part in parts for call in part.calls),
+        any(part.cut for part in parts),
     )

@@ -135,6 +135,29 @@ async def test_every_choice_is_parsed(web):
         assert put_together(events, index)[:2] == (expected, "tool_calls")
 
 
+@pytest.mark.parametrize(
+    ("stop", "arguments", "finish"),
+    [
+        ("ome", '{"city": "R', "stop"),
+        ("}}", '{"city": "Rome"', "stop"),
+        ("</tool_call>", '{"city": "Rome"}', "tool_calls"),
+    ],
+)
+async def test_a_call_that_a_stop_string_cut_is_not_one_to_run(web, stop, arguments, finish):
+    say(web, THINK + CALL)
+    (choice,) = (await web.chat(tools=[WEATHER], stop=stop)).json["choices"]
+    assert parts_of(choice["message"])["calls"] == [["weather", arguments]]
+    assert choice["finish_reason"] == finish
+    events = (await web.chat(tools=[WEATHER], stop=stop, stream=True)).events
+    assert put_together(events)[1] == finish
+
+
+async def test_a_function_call_that_a_stop_string_cut_is_not_one_to_run(web):
+    say(web, CALL)
+    reply = await web.chat(functions=[WEATHER["function"]], stop="ome")
+    assert reply.json["choices"][0]["finish_reason"] == "stop"
+
+
 async def test_without_tools_calls_are_text(web):
     say(web, THINK + CALL)
     for fields in ({}, {"tools": [WEATHER], "tool_choice": "none"}):

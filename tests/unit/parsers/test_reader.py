@@ -190,3 +190,21 @@ def test_markers_find_the_first_and_the_beginning_of_one():
     assert markers.find("x<<a<ab", 0) == (4, 4)
     assert markers.find("x<<", 0) == (1, 1)
     assert markers.find("xyz", 0) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("format", "text", "cut"),
+    [
+        ("hermes", '<tool_call>{"name": "click", "arguments": {"x": {"y": 1}', True),
+        ("hermes", '<tool_call>{"name": "click", "arguments": {"x": 1}}', False),
+        ("glm", "<tool_call>click<arg_key>x</arg_key><arg_value>1", True),
+        ("glm", "<tool_call>click<arg_key>x</arg_key><arg_value>1</arg_value>", True),
+        ("glm", "<tool_call>click<arg_key>x</arg_key><arg_value>1</arg_value></tool", False),
+        ("glm", '<tool_call>click<arg_key>x</arg_key><arg_value>{"a": 1}', True),
+        ("hermes", "No call", False),
+    ],
+)
+def test_an_output_tells_whether_it_ended_inside_of_a_call(format, text, cut):
+    parser = make_parser(format, None)
+    parser.push(text)
+    assert parser.finish().cut == cut
