@@ -69,7 +69,7 @@ def read_replies(path: str) -> list[ScriptedReply]:
     return replies
 
 
-def _explain(error: ValueError) -> str:
+def _explain(error: Exception) -> str:
     if not isinstance(error, msgspec.ValidationError):
         return "is not JSON"
     what, _, place = str(error).partition(" - at `$.")
