@@ -131,8 +131,8 @@ class GrammarCompiler:
             loop = asyncio.get_running_loop()
             matcher = await loop.run_in_executor(self._thread, self._build, source, grammar.kind)
             compiled = _CompiledGrammar(matcher)
-        except CompileAborted:
-            raise
+        except CompileAborted as error:  # not cached
+            raise InvalidSchema(str(error)) from None
         except RequestError as error:  # cached too: a client may send it again
             compiled = _CompiledGrammar(None, error)
         self._cache.put(grammar, compiled, len(grammar.text.encode()) + 1)

@@ -29,7 +29,7 @@ MEMORY = 1 << 30  # bytes
 WAIT_SECONDS = 10.0  # for other grammars to be compiled; then 429
 
 
-class CompileAborted(InvalidSchema):
+class CompileAborted(Exception):
     """The process did not finish this grammar. The machine may have been busy, or the process
     killed: the next attempt may succeed."""
 
