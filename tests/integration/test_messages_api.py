@@ -4,16 +4,14 @@ picture."""
 from __future__ import annotations
 
 import base64
-import json
 import random
 from pathlib import Path
 
 import anthropic
 import pytest
 
-from support.one_process import serving_in_one_process
+from support.one_process import serving_in_one_process, serving_script
 from support.requests64 import picture, png
-from support.templates import template
 from triptych.checkpoint import packaged_folder
 
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
@@ -40,14 +38,8 @@ def connect(server):
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
-    script = tmp_path_factory.mktemp("script") / "replies.jsonl"
-    script.write_text("\n".join(json.dumps(line) for line in SCRIPT))
-    flags = [
-        "--engine=fake", "--pattern=E/P/D", "--enable-multimodal",
-        f"--chat-template={template('hermes')}", f"--fake-replies={script}",
-        "--served-model-name=panel",
-    ]  # fmt: skip
-    with serving_in_one_process(*flags) as server, connect(server) as client:
+    folder = tmp_path_factory.mktemp("script")
+    with serving_script(SCRIPT, folder) as server, connect(server) as client:
         yield client
 
 

@@ -3,16 +3,14 @@ tells it to say."""
 
 from __future__ import annotations
 
-import json
 import random
 
 import openai
 import pytest
 
-from support.one_process import serving_in_one_process
+from support.one_process import serving_script
 from support.requests64 import picture, png
 from support.servers import image_part, text_part
-from support.templates import template
 
 ROME = '{"city": "Rome"}'
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
@@ -40,15 +38,9 @@ NAMED = {"type": "function", "function": {"name": "weather"}}
 
 @pytest.fixture(scope="module", params=["EPD", "E/PD", "E/P/D", "EP/D"])
 def client(request, tmp_path_factory):
-    script = tmp_path_factory.mktemp("script") / "replies.jsonl"
-    script.write_text("\n".join(json.dumps(line) for line in SCRIPT))
-    flags = [
-        "--engine=fake", f"--pattern={request.param}", "--enable-multimodal",
-        f"--chat-template={template('hermes')}", f"--fake-replies={script}",
-        "--served-model-name=panel",
-    ]  # fmt: skip
+    folder = tmp_path_factory.mktemp("script")
     with (
-        serving_in_one_process(*flags) as server,
+        serving_script(SCRIPT, folder, request.param) as server,
         openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
     ):
         yield client

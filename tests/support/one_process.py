@@ -9,12 +9,14 @@ started as a user starts it, with real processes: ``support.servers``.
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -23,6 +25,7 @@ import msgspec
 import uvloop
 
 from support.servers import START_SECONDS, TestServer
+from support.templates import template
 from triptych import cli
 from triptych.api import process
 from triptych.commands import launch
@@ -134,6 +137,25 @@ def serving_in_one_process(*flags: str) -> Iterator[TestServer]:
 
 
 _signal = signal.signal
+
+
+@contextmanager
+def serving_script(
+    script: Sequence[Mapping[str, object]], folder: Path, pattern: str = "E/P/D"
+) -> Iterator[TestServer]:
+    """The fake engine with these replies, and a chat template that has a place for tools."""
+    replies = folder / "replies.jsonl"
+    replies.write_text("\n".join(json.dumps(line) for line in script))
+    flags = (
+        "--engine=fake",
+        f"--pattern={pattern}",
+        "--enable-multimodal",
+        f"--chat-template={template('hermes')}",
+        f"--fake-replies={replies}",
+        "--served-model-name=panel",
+    )
+    with serving_in_one_process(*flags) as server:
+        yield server
 
 
 def _only_in_main_thread(number: Any, handler: Any) -> Any:
